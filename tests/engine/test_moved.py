@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from tiebreak.engine.arithmetic.gpu.sums import FEWEST
+from tiebreak.engine.arithmetic.plan.chains import Unit
 from tiebreak.engine.arithmetic.plan.sums import plan_tables
 from tiebreak.engine.arithmetic.plan.ziv import DENSE
 from tiebreak.engine.capture.captured import capture_in_place
 from tiebreak.engine.lowering.builder import Builder
-from tiebreak.engine.run.schedule import Unit, plan, replacements
+from tiebreak.engine.run.schedule import plan, replacements
 from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, Opcode, WindowParams
 from tiebreak.protocol.program.program import Program
 

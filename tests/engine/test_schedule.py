@@ -12,11 +12,12 @@ from torch import Tensor
 from tests.engine.arithmetic_cases import Maker, random_reduction
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.c.backend import SMALL, Buffers
+from tiebreak.engine.arithmetic.plan.chains import Unit
 from tiebreak.engine.arithmetic.plan.sums import plan_tables, reads_each_once
 from tiebreak.engine.capture.captured import Captured
 from tiebreak.engine.lowering.builder import Builder, Ref
 from tiebreak.engine.run.interpreter import Interpreter
-from tiebreak.engine.run.schedule import MAX_MEMBERS, Unit, in_order, plan, reads_in_place, replacements
+from tiebreak.engine.run.schedule import MAX_MEMBERS, in_order, plan, reads_in_place, replacements
 from tiebreak.protocol.program.isa import DType, MapFunction, Opcode, ReduceFunction
 from tiebreak.protocol.program.program import Program
 

@@ -28,6 +28,7 @@ from tiebreak.api.signing.keys import new_key
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.backend import builds, identity, is_host, launches
 from tiebreak.engine.arithmetic.execute import integer_arithmetic
+from tiebreak.engine.arithmetic.plan.chains import Unit
 from tiebreak.engine.data.tensors import canonical, from_bytes, identities, tensor_bytes
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.encoding import decode_sparse
@@ -36,7 +37,6 @@ from tiebreak.engine.run.directory import RECORD_BYTES, RECORDS, RunDirectory, c
 from tiebreak.engine.run.evidence import Evidence, tree_of_values
 from tiebreak.engine.run.interpreter import Interpreter, Planned, State
 from tiebreak.engine.run.logs import Logs
-from tiebreak.engine.run.schedule import Unit
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.eip712 import ADDRESS_BYTES, Address, Domain
 from tiebreak.protocol.commitments.job import Head, Job, SignedJob
@@ -239,6 +239,7 @@ def _in_words(summary: Summary, shown: Evidence, truth: Evidence) -> str:
 class Watched(Interpreter):
     """An interpreter that copies each value of a planned step into `made`, unless that is None."""
 
+    joins = False
     made: dict[int, Tensor] | None = None
 
     def _executor(self, *given: Any, **options: Any) -> Planned:

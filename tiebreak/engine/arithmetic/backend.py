@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.c import chains, integers, scatter, sums
+from tiebreak.engine.arithmetic.c import chains, integers, scatter, sums, units
 from tiebreak.engine.arithmetic.c.backend import CBackend
 from tiebreak.engine.arithmetic.gpu import hashing
 from tiebreak.engine.arithmetic.gpu import integers as gpu_integers
@@ -41,13 +41,19 @@ def why_plain(device: torch.device) -> str:
     if not is_host(device):
         return "Triton is not installed; it comes with the extra gpu"
     return next(
-        (build.reason for build in (sums.build(), scatter.build(), chains.build()) if build.library is None), ""
+        (
+            build.reason
+            for build in (sums.build(), scatter.build(), chains.build(), units.build())
+            if build.library is None
+        ),
+        "",
     )
 
 
 def builds() -> dict[str, Build]:
     """The kernels in C, by what they compute, or the reasons why there are none."""
-    return {"sums": sums.build(), "integers": integers.build(), "scatter": scatter.build(), "chains": chains.build()}
+    kernels = {"sums": sums, "integers": integers, "scatter": scatter, "chains": chains, "units": units}
+    return {name: kernel.build() for name, kernel in kernels.items()}
 
 
 def integer_products() -> tuple[tuple[str, str], ...]:

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+from tiebreak.engine.arithmetic.plan.chains import Unit
 from tiebreak.engine.arithmetic.plan.sums import norms
 from tiebreak.engine.distributed.exchange import JOINED, SHORT, numbering
 from tiebreak.engine.distributed.layout import Split, share
 from tiebreak.engine.distributed.partition import AllGather, Partition, SharedSum
 from tiebreak.engine.distributed.wire import BOUND_BYTES, SUM_BYTES
 from tiebreak.engine.run.cost import Cost, cost_of
-from tiebreak.engine.run.schedule import Unit, plan, with_lifetimes
+from tiebreak.engine.run.schedule import plan, with_lifetimes
 from tiebreak.protocol.program.isa import Instruction, Opcode, SourceKind
 from tiebreak.protocol.program.program import Program
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.plan.chains import PreparedChain
+from tiebreak.engine.arithmetic.plan.chains import PreparedChain, Unit
 from tiebreak.engine.arithmetic.plan.options import Operands
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
 from tiebreak.engine.distributed.layout import share
@@ -19,7 +19,7 @@ from tiebreak.engine.distributed.plan import joined, reads_state
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError, Observer, Planned, State, StepResult, Sums
 from tiebreak.engine.run.loop import exact, steps
-from tiebreak.engine.run.schedule import Unit, slot_name
+from tiebreak.engine.run.schedule import slot_name
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import Instruction
 from tiebreak.protocol.program.program import Program
@@ -48,6 +48,7 @@ class SharedInterpreter(Interpreter):
     """Executes the steps of a program together with the other workers. Between steps, it holds shards of the state."""
 
     arithmetic: SharedArithmetic
+    joins = False
 
     def __init__(self, program: Program, arithmetic: SharedArithmetic) -> None:
         exchange = arithmetic.exchange

@@ -33,20 +33,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from time import perf_counter
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.backend import free_memory, is_host
-from tiebreak.engine.arithmetic.plan.chains import CHAINED, Member, PreparedChain
+from tiebreak.engine.arithmetic.plan.chains import CHAINED, Member, PreparedChain, PreparedSeries, Unit, Work
 from tiebreak.engine.arithmetic.plan.ziv import NearTies
 from tiebreak.engine.data.tensors import canonical, widened
 from tiebreak.engine.native import traces
 from tiebreak.engine.run import schedule
 from tiebreak.engine.run.graphs import INTERVAL, Graphs, owned
-from tiebreak.engine.run.schedule import Unit, slot_name
+from tiebreak.engine.run.schedule import slot_name
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.numbers.float32 import INF, NAN_BITS
@@ -114,6 +114,9 @@ class Interpreter:
     step.
     """
 
+    joins: ClassVar = True
+    """Whether units may be executed several at a time, and not each by `Planned.execute`."""
+
     def __init__(
         self, program: Program, arithmetic: Arithmetic, planned: tuple[Unit, ...] | None = None, *,
         graphs: bool = False, compares: Callable[[int], bool] = lambda number: number % INTERVAL == 0,
@@ -154,16 +157,19 @@ class Interpreter:
         self.read = tuple((n, i) for n, i in sources if n not in self.constants)
         """The sources that are not constants, read anew in each step."""
         self._entries = program.sources(SourceKind.STATE)
-        self.work = tuple(
-            (unit, self.chains.get(position))
-            for position, unit in enumerate(self.planned)
-            if program.body[unit.members[0]].opcode != Opcode.SOURCE
-        )
-        """All units but sources, with their chains."""
         self._traces = traces()
         self.graphs = Graphs(arithmetic, compares, self._frozen) if graphs and not self._traces else None
         self._compiles = True
         """Whether kernels are still to be compiled before the next step that is launched without the host."""
+
+    @cached_property
+    def work(self) -> Sequence[tuple[Sequence[Work], PreparedSeries | None]]:
+        """All units but sources, with what executes several of them together."""
+        body, chains = self.program.body, self.chains
+        units = [(unit, chains.get(position)) for position, unit in enumerate(self.planned)]
+        units = [(unit, chain) for unit, chain in units if body[unit.members[0]].opcode != Opcode.SOURCE]
+        joins = self.joins and not self._traces
+        return self.arithmetic.backend.join(units, body) if joins else [(units, None)]
 
     def to_device(self, tensors: Mapping[str, Tensor]) -> State:
         """The tensors on this interpreter's device, contiguous."""
@@ -321,8 +327,14 @@ class Planned:
         """Computes everything; returns the new state."""
         self.values = self.machine.constants | {n: self._read(i) for n, i in self.machine.read}
         self.narrow = {n for n in self.machine.unchanged if self.values[n].dtype == torch.bfloat16}
-        for unit, chain in self.machine.work:
-            self.execute(unit, chain)
+        for units, series in self.machine.work:
+            if series is None or self.sums is not None or self.narrow & series.reads:
+                for unit, chain in units:
+                    self.execute(unit, chain)
+                continue
+            self.values |= series.run(self.values, self.given)
+            for dead in series.dying:
+                del self.values[dead]
         return self.new_state()
 
     def execute(self, unit: Unit, chain: PreparedChain | None) -> None:

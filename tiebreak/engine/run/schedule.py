@@ -26,10 +26,9 @@ most `MAX_MEMBERS` instructions to a unit.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
-from tiebreak.engine.arithmetic.plan.chains import CHAINED, Chained
+from tiebreak.engine.arithmetic.plan.chains import CHAINED, Chained, Unit
 from tiebreak.engine.arithmetic.plan.sums import reads_each_once
 from tiebreak.protocol.program import isa
 from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction, SourceKind
@@ -47,17 +46,6 @@ ROUNDS: Final = 4
 """The most times that instructions are added to a chain (rule 5)."""
 SMALL_BYTES: Final = 1 << 16
 """Results of up to this many bytes are made as early as possible (rule 4)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """Instructions that are executed together, in this order."""
-
-    members: tuple[int, ...]
-    outputs: tuple[int, ...]
-    """The members whose results are committed, are the loss, or are read by other units."""
-    dying: tuple[tuple[int, ...], ...]
-    """The values that nothing reads after each member."""
 
 
 def is_elementwise(instruction: Instruction, chained: Chained = CHAINED) -> bool:

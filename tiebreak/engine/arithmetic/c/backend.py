@@ -5,6 +5,7 @@ when the last tensor over it dies, regardless of who holds that tensor or which 
 know about the pool. A buffer that was not used during a whole step is freed.
 """
 
+import ctypes
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -17,9 +18,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.c import chains, integers, scatter, sums
+from tiebreak.engine.arithmetic.c import chains, integers, scatter, sums, units
+from tiebreak.engine.arithmetic.c.threads import SMALL as THREAD
 from tiebreak.engine.arithmetic.c.threads import spread, torch_alone
 from tiebreak.engine.arithmetic.plain.backend import Table, TorchBackend
+from tiebreak.engine.arithmetic.plan.chains import PreparedChain, PreparedSeries, Unit, Work
 from tiebreak.engine.arithmetic.plan.options import Operands, Options, Prepared, Stats
 from tiebreak.engine.arithmetic.plan.sums import Partial, kind_of, plan_scatter, plan_tables
 from tiebreak.engine.dtypes import TORCH_DTYPES
@@ -52,7 +55,10 @@ class CBackend(TorchBackend):
 
     @property
     def table(self) -> Table:
-        return {Opcode.REDUCE: self._tabled, Opcode.SCATTER_SUM: self._scattered}
+        return {
+            Opcode.REDUCE: self._tabled, Opcode.SCATTER_SUM: self._scattered,
+            Opcode.GATHER: self._moved, Opcode.WINDOW: self._moved,
+        }  # fmt: skip
 
     def prepare_plain(self, i: Instruction, dtypes: Sequence[torch.dtype]) -> Prepared:
         prepared = super().prepare_plain(i, dtypes)
@@ -79,28 +85,95 @@ class CBackend(TorchBackend):
             return super().is_finite(tensor)
         return self._kernel.all_finite(tensor)
 
-    def _tabled(self, i: Instruction, dtypes: Sequence[torch.dtype]) -> Prepared | None:
-        place = i.function == ReduceFunction.ARGMAX
-        few = place or i.function != ReduceFunction.MAX or prod(i.reduction) <= FEW_TERMS
+    def join(
+        self, work: Sequence[Work], body: Sequence[Instruction]
+    ) -> Sequence[tuple[Sequence[Work], PreparedSeries | None]]:
+        built = (units.build(), sums.build(), scatter.build(), chains.build())
+        libraries = [build.library for build in built if build.library is not None]
+        if len(libraries) < len(built) or not isinstance(self.chains, chains.CompiledChains):
+            return super().join(work, body)
+        functions = [
+            libraries[3].chain_run, *(getattr(libraries[1], name) for name in ("contract", "add_up", "find_greatest")),
+            libraries[2].scatter_sum, self.chains.resolver,
+        ]  # fmt: skip
+        kernels = units.Kernels(
+            libraries[0].run_units, tuple(ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions),
+            self.stats, self.empty, self.finite,
+        )  # fmt: skip
+        parts = [self._part(unit, chain, body) for unit, chain in work]
+        found, begin = list[tuple[Sequence[Work], PreparedSeries | None]](), 0
+        for count, series in units.join(parts, body, kernels):
+            found.append((work[begin : begin + count], series))
+            begin += count
+        return found
+
+    def _part(self, unit: Unit, chain: PreparedChain | None, body: Sequence[Instruction]) -> units.Part | None:
+        """A unit as a series has it; None if it is too much for one thread, or left to torch."""
+        dying = [value for dying in unit.dying for value in dying]
+        if isinstance(chain, chains.CompiledChain):
+            made = {store.member.index: store.member.replaces for store in chain.code.stores}
+            return units.Part([units.of_chain(chain)], made, dying) if chain.work <= THREAD else None
+        i, (result,) = body[unit.members[0]], unit.members
+        dtypes = [TORCH_DTYPES[body[operand.value].dtype] for operand in i.operands]
+        entries = self._entries(i, result, dtypes) if prod(i.index_space) <= THREAD else ()
+        return units.Part(entries, {result: None}, dying) if entries else None
+
+    def _entries(self, i: Instruction, result: int, dtypes: Sequence[torch.dtype]) -> Sequence[units.Entry]:
+        reads, out = [a.value for a in i.operands], units.Touch.of(result, (0, i.numel - 1), i.dtype.size)
+        match i.opcode:
+            case Opcode.GATHER | Opcode.WINDOW:
+                moves = self._moves(i, dtypes)
+                return () if moves is None else moves.entries(reads, out)
+            case Opcode.REDUCE:
+                planned = self._sum(i, dtypes)
+                entry = None if planned is None else units.of_sum(planned, i, reads, out, self.options)
+                return () if entry is None else [entry]
+            case Opcode.SCATTER_SUM:
+                scattered = self._scatter_of(i)
+                return () if scattered is None else [units.of_scatter(scattered, i, reads, out, self.options)]
+        return ()
+
+    def _sum(self, i: Instruction, dtypes: Sequence[torch.dtype]) -> sums.TabledSum | None:
+        """The `reduce` as sums.c computes it; None if torch does."""
+        few = i.function != ReduceFunction.MAX or prod(i.reduction) <= FEW_TERMS
         library = sums.build().library if few and dtypes[0] == torch.float32 else None
         if library is None or (tables := plan_tables(i)) is None:
             return None
         if not i.is_f32_sum:
-            found, dtype = sums.TabledSum(library, tables, None), TORCH_DTYPES[i.dtype]
-            return lambda x, *_: found.greatest(x[0], torch.empty(i.shape, dtype=dtype), place=place)
+            return sums.TabledSum(library, tables, None)
+        chosen = integers.choose(tables, self.options.rounding(i).precision, forced=self.options.by_integers)
+        return sums.TabledSum(library, tables, self.options.shuffled, chosen)
+
+    def _tabled(self, i: Instruction, dtypes: Sequence[torch.dtype]) -> Prepared | None:
+        planned = self._sum(i, dtypes)
+        if planned is None:
+            return None
+        if not i.is_f32_sum:
+            place, dtype = i.function == ReduceFunction.ARGMAX, TORCH_DTYPES[i.dtype]
+            return lambda x, *_: planned.greatest(x[0], torch.empty(i.shape, dtype=dtype), place=place)
         counts, precision = self.stats.of(kind_of(i)), self.options.rounding(i).precision
-        chosen = integers.choose(tables, precision, forced=self.options.by_integers)
-        planned = sums.TabledSum(library, tables, self.options.shuffled, chosen)
         return lambda x, _, near: planned.run(x, self.empty(i.shape, torch.float32), counts, precision, near)
 
+    def _scatter_of(self, i: Instruction) -> scatter.TabledScatter | None:
+        library, tables = scatter.build().library, plan_scatter(i).tables
+        return (
+            None if library is None or tables is None else scatter.TabledScatter(library, tables, self.options.shuffled)
+        )
+
     def _scattered(self, i: Instruction, _: Sequence[torch.dtype]) -> Prepared | None:
-        library, tables, shuffled = scatter.build().library, plan_scatter(i).tables, self.options.shuffled
-        if library is None or tables is None:
+        if (planned := self._scatter_of(i)) is None:
             return None
         counts, precision = self.stats.of("scatter_sum"), self.options.rounding(i).precision
-        return lambda x, _, near: scatter.scatter(
-            library, tables, x, torch.zeros(i.shape, dtype=torch.float32), counts, shuffled, precision, near
-        )
+        return lambda x, _, near: planned.run(x, torch.zeros(i.shape, dtype=torch.float32), counts, precision, near)
+
+    def _moves(self, i: Instruction, dtypes: Sequence[torch.dtype]) -> units.Moves | None:
+        library = units.build().library
+        return None if library is None else units.Moves(library, i, dtypes[0].itemsize)
+
+    def _moved(self, i: Instruction, dtypes: Sequence[torch.dtype]) -> Prepared | None:
+        if (moves := self._moves(i, dtypes)) is None:
+            return None
+        return lambda x, *_: moves.run(x, self.empty(i.shape, dtypes[0]))
 
 
 class Buffers:

@@ -106,23 +106,23 @@ class CompiledChain:
     def __init__(self, chains: CompiledChains, members: Sequence[Member]) -> None:
         self._chains, self.code = chains, ChainCode(members)
         coded = _Encoder(self.code, chains.precision)
-        self._words = coded.encode(chains.kernel)
-        self._address = self._words.ctypes.data
-        self._work = OPERATION * self.code.numel * len(coded.operations)
+        self.words = coded.encode(chains.kernel)
+        self._address = self.words.ctypes.data
+        self.work = OPERATION * self.code.numel * len(coded.operations)
         self._pointers = ctypes.c_void_p * (len(self.code.inputs) + len(self.code.stores))
-        self._counters = ctypes.c_int64 * coded.counters
-        self._finalized, self._resolved = tuple(coded.finalized.items()), tuple(coded.resolved)
+        self.counters = coded.counters
+        self.finalized, self.resolved = tuple(coded.finalized.items()), tuple(coded.resolved)
 
     def run(self, values: Mapping[int, Tensor], given: Collection[int] = ()) -> dict[int, Tensor]:
         read = self.code.operands(values, "cpu")
         made = self.code.results(values, given, self._chains.empty)
         counters = self._execute(self._pointers(*(x.data_ptr() for x in (*read, *made.values()))))
-        for function, at in self._resolved:
+        for function, at in self.resolved:
             counts = self._chains.stats.of(f"map.{function.name.lower()}")
             counts.elements += self.code.numel
             counts.undecided += sum(own[at] for own in counters)
             counts.double_rounded += sum(own[at + 1] for own in counters)
-        for index, at in self._finalized:
+        for index, at in self.finalized:
             self._chains.finite[index] = not any(own[at] for own in counters)
         return made
 
@@ -130,10 +130,10 @@ class CompiledChain:
         """Runs all tiles; returns the counters of each thread."""
         found, code, resolver = self._chains.kernel, self._address, self._chains.resolver
         numel = self.code.numel
-        turns, threads = _turns(numel, found) if sharing(self._work) > 1 else ([(0, numel)], 1)
+        turns, threads = _turns(numel, found) if sharing(self.work) > 1 else ([(0, numel)], 1)
 
         def work() -> "ctypes.Array[ctypes.c_int64]":
-            own = self._counters()
+            own = (ctypes.c_int64 * self.counters)()
             for begin, end in turns:
                 if found.library.chain_run(code, pointers, begin, end, resolver, own):
                     raise MemoryError("no memory for the registers of a chain")

@@ -1,4 +1,4 @@
-/* A sum by tables of places, as sums.c and integers.c compute it. */
+/* Sums by tables of places, as sums.c, integers.c and scatter.c compute them. */
 #pragma once
 
 #include <stdint.h>
@@ -20,3 +20,16 @@ typedef struct {
     double *sums, *sizes; /* of parts: C, and squared norms (part, batch, m + n) or sums of absolute terms */
     double coefficient;   /* of the error bound */
 } contraction;
+
+/* A scatter sum. */
+typedef struct {
+    int64_t groups, sources, rows, box; /* keyed coordinates; sources of each; row elements; outputs that a key addresses */
+    int64_t block;                      /* row elements of a task */
+    const int64_t *source_group, *source_place, *source_row;
+    const int64_t *index_group, *index_place;
+    const int64_t *out_group, *out_match, *out_row;
+    const float *source;
+    const int64_t *index;
+    float *out; /* zeros where no source goes */
+    double coefficient; /* of the error of several terms; 0: the proven one */
+} scatter;

@@ -12,19 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "contraction.h"
 #include "exact.h"
-
-typedef struct {
-    int64_t groups, sources, rows, box; /* keyed coordinates; sources of each; row elements; outputs that a key addresses */
-    int64_t block;                      /* row elements of a task */
-    const int64_t *source_group, *source_place, *source_row;
-    const int64_t *index_group, *index_place;
-    const int64_t *out_group, *out_match, *out_row;
-    const float *source;
-    const int64_t *index;
-    float *out; /* zeros where no source goes */
-    double coefficient; /* of the error of several terms; 0: the proven one */
-} scatter;
 
 /* Sources chained by key: `first` by key, -1 for none; `next` by source; the keys that occur. */
 typedef struct {

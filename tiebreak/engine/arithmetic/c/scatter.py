@@ -34,37 +34,43 @@ def build() -> Build:
     return load(__file__, scatter_sum=(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p))
 
 
-def scatter(
-    library: ctypes.CDLL, tables: ScatterTables, operands: Operands, out: Tensor, counts: Counts,
-    shuffled: torch.Generator | None, precision: int, near: Collector | None,
-) -> Tensor:  # fmt: skip
-    """Adds the sums to `out`, f32 zeros of the instruction's shape.
+class TabledScatter:
+    """A `scatter_sum` that scatter.c computes. With `shuffled`, sources are taken in random order."""
 
-    With `shuffled`, sources are taken in random order. `near` collects open elements that are not settled.
-    """
-    source, index = operands
-    for tensor, reach in zip(operands, tables.reach, strict=True):
-        check_reach(tensor, reach)
-    places, wanted = tables.source[1], tables.index[1]
-    if shuffled is not None:
-        order = torch.randperm(len(places), generator=shuffled, device=shuffled.device).cpu().numpy()
-        places, wanted = places[order], wanted[order]
-    groups, rows = len(tables.out[0]), len(tables.out[2])
-    threads = sharing(groups * rows * len(places))
-    block = rows if threads == 1 else max(BLOCK, ceil(rows * groups / (4 * threads)))
-    held = (tables.source[0], places, tables.source[2], tables.index[0], wanted, *tables.out)
-    task = _Scatter(
-        groups, len(places), rows, len(tables.out[1]), block, *(table.ctypes.data for table in held),
-        source.data_ptr(), index.data_ptr(), out.data_ptr(),
-        0.0 if near is None or near.threshold is None else near.coefficient(1.0),
-    )  # fmt: skip
+    def __init__(self, library: ctypes.CDLL, tables: ScatterTables, shuffled: torch.Generator | None) -> None:
+        self._library, self.tables, self._shuffled = library, tables, shuffled
+        self.groups, self.rows, self.sources = len(tables.out[0]), len(tables.out[2]), len(tables.source[1])
 
-    def compute(progress: ZivProgress) -> bool:
-        progress.next = 0
-        return all(together(lambda: library.scatter_sum(ctypes.byref(task), ctypes.byref(progress)), threads))
+    def plan(self, threads: int = 1) -> tuple[_Scatter, object]:
+        """The arguments of the kernel without the memory that it reads and writes, and what must outlive them."""
+        places, wanted, t = self.tables.source[1], self.tables.index[1], self.tables
+        if self._shuffled is not None:
+            order = torch.randperm(len(places), generator=self._shuffled, device=self._shuffled.device).cpu().numpy()
+            places, wanted = places[order], wanted[order]
+        block = self.rows if threads == 1 else max(BLOCK, ceil(self.rows * self.groups / (4 * threads)))
+        held = (t.source[0], places, t.source[2], t.index[0], wanted, *t.out)
+        sizes = self.groups, self.sources, self.rows, len(t.out[1]), block
+        return _Scatter(*sizes, *(table.ctypes.data for table in held)), held
 
-    progress = run_kernel(compute, out, precision, len(places), near)
-    del held
-    counts.elements += out.numel()
-    progress.add_to(counts, threads)
-    return out
+    def run(self, operands: Operands, out: Tensor, counts: Counts, precision: int, near: Collector | None) -> Tensor:
+        """Adds the sums to `out`, f32 zeros of the instruction's shape.
+
+        `near` collects open elements that are not settled.
+        """
+        for tensor, reach in zip(operands, self.tables.reach, strict=True):
+            check_reach(tensor, reach)
+        threads = sharing(self.groups * self.rows * self.sources)
+        task, held = self.plan(threads)
+        task.source, task.index, task.out = (tensor.data_ptr() for tensor in (*operands, out))
+        task.coefficient = 0.0 if near is None or near.threshold is None else near.coefficient(1.0)
+
+        def compute(progress: ZivProgress) -> bool:
+            progress.next = 0
+            add = self._library.scatter_sum
+            return all(together(lambda: add(ctypes.byref(task), ctypes.byref(progress)), threads))
+
+        progress = run_kernel(compute, out, precision, self.sources, near)
+        del held
+        counts.elements += out.numel()
+        progress.add_to(counts, threads)
+        return out

@@ -76,8 +76,8 @@ class TabledSum:
         self, library: ctypes.CDLL, tables: ReduceTables, shuffled: torch.Generator | None,
         integers: IntegerSum | None = None,
     ) -> None:  # fmt: skip
-        self._integers = integers
-        self._library, self._tables, self._shuffled = library, tables, shuffled
+        self.integers = integers
+        self._library, self.tables, self._shuffled = library, tables, shuffled
         self._kernel = library.contract if tables.out else library.add_up
         self._calls: dict[int, _Call] = {}
         """The call that all runs with terms in order share, by number of threads."""
@@ -89,7 +89,7 @@ class TabledSum:
         task.out = out.data_ptr()
         task.coefficient = call.coefficient if near is None else near.coefficient(call.coefficient)
         parts: list[Floats] = []
-        integers = self._integers if near is None or near.limit < 1 else None  # calibration measures FP64
+        integers = self.integers if near is None or near.limit < 1 else None  # calibration measures FP64
 
         def compute(progress: ZivProgress) -> bool:
             if integers is not None and integers.run(task, threads, progress):
@@ -101,7 +101,7 @@ class TabledSum:
                     return False
             return True
 
-        progress = run_kernel(compute, out, precision, self._tables.terms, near)
+        progress = run_kernel(compute, out, precision, self.tables.terms, near)
         counts.elements += out.numel()
         progress.add_to(counts, threads)
         return out
@@ -115,15 +115,15 @@ class TabledSum:
             raise MemoryError(f"no memory to compute {task.batches} x {task.m} x {task.n} sums")
         sums, sizes = (torch.from_numpy(memory.reshape(task.parts, -1)) for memory in room)
         total, size = (x[0] if len(x) == 1 else x.sum(0) for x in (sums, sizes))
-        if not self._tables.out:
+        if not self.tables.out:
             return Partial(total, (size,), call.roundings, None)
         rows, columns = torch.split(size.view(task.batches, -1), [task.m, task.n], 1)
         shaped = total.view(task.batches, task.m, task.n)
-        return Partial(shaped, (rows, columns), call.roundings, self._tables.source)
+        return Partial(shaped, (rows, columns), call.roundings, self.tables.source)
 
     def greatest(self, operand: Tensor, out: Tensor, *, place: bool) -> Tensor:
         """Writes the greatest term of each output into `out`, or its position among the terms, which is i64."""
-        check_reach(operand, self._tables.operands[0].reach)
+        check_reach(operand, self.tables.operands[0].reach)
         call = self._prepare(None)
         task, progress = call.task, ZivProgress()
         task.a, task.out = operand.data_ptr(), out.data_ptr()
@@ -131,17 +131,22 @@ class TabledSum:
         together(lambda: find(ctypes.byref(task), int(place), ctypes.byref(progress)), call.threads)
         return out
 
+    def plan(self) -> tuple[_Contraction, object]:
+        """The arguments of the kernel without the memory that it reads and writes, and what must outlive them."""
+        call = self._prepare(self._shuffled)
+        return call.task, call.held
+
     def _reading(self, operands: Operands) -> _Call:
         """The call on these operands, which must outlive it."""
-        read = [operands[o.index] for o in self._tables.operands]
-        for operand, tensor in zip(self._tables.operands, read, strict=True):
+        read = [operands[o.index] for o in self.tables.operands]
+        for operand, tensor in zip(self.tables.operands, read, strict=True):
             check_reach(tensor, operand.reach)
         call = self._prepare(self._shuffled)
         call.task.a, call.task.b = read[0].data_ptr(), read[1].data_ptr() if len(read) > 1 else None
         return call
 
     def _prepare(self, shuffled: torch.Generator | None) -> _Call:
-        tables = self._tables
+        tables = self.tables
         threads = sharing(tables.multiplications)
         if shuffled is None and threads in self._calls:
             return self._calls[threads]

@@ -14,7 +14,7 @@ from tiebreak.engine.arithmetic.plain import indexing, random
 from tiebreak.engine.arithmetic.plain.maps import Transcendentals, function_of
 from tiebreak.engine.arithmetic.plain.scatter import PlainScatter
 from tiebreak.engine.arithmetic.plain.sums import WHOLE, PlainSum
-from tiebreak.engine.arithmetic.plan.chains import Chains, PreparedChain, members_of
+from tiebreak.engine.arithmetic.plan.chains import Chains, PreparedChain, PreparedSeries, Work, members_of
 from tiebreak.engine.arithmetic.plan.options import Operands, Options, Prepared, Stats
 from tiebreak.engine.arithmetic.plan.sums import Partial, kind_of
 from tiebreak.engine.arithmetic.plan.views import View
@@ -103,6 +103,14 @@ class TorchBackend:
     def step(self) -> Iterator[None]:
         """A context in which one step is executed, for back-ends that keep memory between steps."""
         yield
+
+    def join(
+        self,
+        work: Sequence[Work],
+        body: Sequence[Instruction],  # noqa: ARG002
+    ) -> Sequence[tuple[Sequence[Work], PreparedSeries | None]]:
+        """Units in order, with what executes several of them together."""
+        return [((one,), None) for one in work]
 
     def begin_step(self) -> None:
         """Clears what the previous step left for `look`."""

@@ -35,6 +35,17 @@ def first_of(params: RandomParams) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Unit:
+    """Instructions that are executed together, in this order."""
+
+    members: tuple[int, ...]
+    outputs: tuple[int, ...]
+    """The members whose results are committed, are the loss, or are read by other units."""
+    dying: tuple[tuple[int, ...], ...]
+    """The values that nothing reads after each member."""
+
+
+@dataclass(frozen=True, slots=True)
 class Member:
     """An instruction of a chain, and what becomes of its result."""
 
@@ -197,6 +208,22 @@ class PreparedChain(Protocol):
 
         Results may overwrite the values in `given` that they replace.
         """
+
+
+Work = tuple[Unit, PreparedChain | None]
+"""A unit, and its chain if it is one."""
+
+
+class PreparedSeries(Protocol):
+    """Units that are executed together, planned once and run in every step."""
+
+    reads: frozenset[int]
+    """The values that it reads from outside."""
+    dying: tuple[int, ...]
+    """Those that nothing reads afterwards."""
+
+    def run(self, values: Mapping[int, Tensor], given: Collection[int]) -> dict[int, Tensor]:
+        """Executes the units; returns the results that are used afterwards. They may overwrite values in `given`."""
 
 
 class Chains(Protocol):

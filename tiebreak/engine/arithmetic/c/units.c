@@ -1,0 +1,186 @@
+/* Units of a step, one after the other, on one thread; and what moves elements without computing: gathers and windows.
+ *
+ * SAFETY: `run_units` checks what a table says against the memory that it is given. The plans are those of the other
+ * kernels, made from instructions of a validated program. */
+#define _POSIX_C_SOURCE 199309L /* clock_gettime, in exact.h */
+#include <stdint.h>
+#include <string.h>
+
+#include "contraction.h"
+#include "exact.h"
+
+/* ---- moves ---- */
+
+#define MAX_RANK 8
+
+/* out[c] = from[c], for all coordinates c of a box; with an index, from[c] + index[c] * stride: where the index is not
+ * in 0 ... bound - 1, `fill`. Strides are in elements. */
+typedef struct {
+    int64_t size, rank, rows, block; /* bytes of an element; rows of the last dim; how many of them are a task */
+    int64_t sizes[MAX_RANK], out_steps[MAX_RANK], from_steps[MAX_RANK], index_steps[MAX_RANK];
+    int64_t out_first, from_first, index_first;
+    int64_t bound, stride;
+    uint64_t fill;
+    const int64_t *index; /* null: none */
+    const char *from;
+    char *out;
+} move;
+
+typedef uint16_t u16 __attribute__((may_alias));
+typedef uint32_t u32 __attribute__((may_alias));
+typedef uint64_t u64 __attribute__((may_alias));
+
+static inline int is_inside(int64_t j, int64_t bound) { return (uint64_t)j < (uint64_t)bound; }
+
+/* One row, from these places on. */
+#define MOVE(NAME, T) \
+    static void NAME(const move *t, int64_t out, int64_t from, int64_t index) { \
+        const int64_t last = t->rank - 1, n = t->sizes[last], step = t->from_steps[last], out_step = t->out_steps[last]; \
+        T *restrict to = (T *)t->out + out; \
+        const T *restrict all = (const T *)t->from; \
+        const int64_t index_step = t->index ? t->index_steps[last] : 0; \
+        if (index_step) { \
+            for (int64_t i = 0; i < n; i++) { \
+                const int64_t j = t->index[index + i * index_step]; \
+                to[i * out_step] = is_inside(j, t->bound) ? all[from + i * step + j * t->stride] : (T)t->fill; \
+            } \
+            return; \
+        } \
+        if (t->index && !is_inside(t->index[index], t->bound)) { \
+            for (int64_t i = 0; i < n; i++) to[i * out_step] = (T)t->fill; \
+            return; \
+        } \
+        all += from + (t->index ? t->index[index] * t->stride : 0); \
+        if (step == 1 && out_step == 1) memcpy(to, all, (size_t)n * sizeof(T)); \
+        else for (int64_t i = 0; i < n; i++) to[i * out_step] = all[i * step]; \
+    }
+MOVE(move_1, uint8_t)
+MOVE(move_2, u16)
+MOVE(move_4, u32)
+MOVE(move_8, u64)
+
+/* Takes tasks until none is left; any number of threads may call it with the same arguments. */
+int move_all(const move *t, progress *shared) {
+    for (int64_t task; (task = shared->next++) * t->block < t->rows;) {
+        int64_t at[MAX_RANK], out = t->out_first, from = t->from_first, index = t->index_first, row = task * t->block;
+        const int64_t end = row + t->block < t->rows ? row + t->block : t->rows;
+        for (int64_t d = t->rank - 2, rest = row; d >= 0; d--) {
+            at[d] = rest % t->sizes[d];
+            rest /= t->sizes[d];
+            out += at[d] * t->out_steps[d];
+            from += at[d] * t->from_steps[d];
+            index += at[d] * t->index_steps[d];
+        }
+        for (; row < end; row++) {
+            switch (t->size) {
+            case 1: move_1(t, out, from, index); break;
+            case 2: move_2(t, out, from, index); break;
+            case 4: move_4(t, out, from, index); break;
+            case 8: move_8(t, out, from, index); break;
+            }
+            for (int64_t d = t->rank - 2; d >= 0; d--) {
+                const int64_t back = at[d] + 1 == t->sizes[d] ? at[d] : -1;
+                at[d] -= back;
+                out -= back * t->out_steps[d];
+                from -= back * t->from_steps[d];
+                index -= back * t->index_steps[d];
+                if (back < 0) break;
+            }
+        }
+    }
+    return 1;
+}
+
+/* ---- tables ---- */
+
+/* Agreed with units.py by position. */
+enum { CHAIN, MATRIX, SUMS, GREATEST, SCATTER, MOVE_ALL, KINDS };
+enum { KIND, PLAN, TOTAL, NUMBER, COUNTER, TOUCHES, ENTRY_WORDS };
+/* NUMBER: of a sum the bits of its result, of a chain its elements, of an extreme whether its place is wanted. */
+static const int64_t LEAST[KINDS] = {[CHAIN] = 1, [MATRIX] = 3, [SUMS] = 2, [GREATEST] = 2, [SCATTER] = 3, [MOVE_ALL] = 2};
+enum { SLOT, FIRST, END, TOUCH_WORDS };
+#define MOST 512 /* touches of a unit */
+
+typedef uint32_t (*resolver)(int64_t function, uint32_t bits);
+
+typedef struct {
+    int64_t (*chain_run)(const int64_t *, char *const *, int64_t, int64_t, resolver, int64_t *);
+    int (*contract)(const contraction *, int, progress *);
+    int (*add_up)(const contraction *, int, progress *);
+    int (*find_greatest)(const contraction *, int, progress *);
+    int (*scatter_sum)(const scatter *, progress *);
+    resolver exact;
+    /* For each unit ENTRY_WORDS words, then TOUCH_WORDS for each piece of memory that it touches: number in `memory`, first
+     * byte and end. */
+    const int64_t *table;
+    int64_t words;
+    const void *const *plans;
+    int64_t plan_count;
+    char *const *memory;
+    const int64_t *bytes; /* of each piece */
+    int64_t memory_count;
+    int64_t *counters, counter_count; /* of chains */
+    int64_t *totals, total_count;     /* undecided, twice, wrong and nanoseconds of each kind of sums */
+} unit_table;
+
+enum { DONE, NO_MEMORY, NOT_A_TABLE };
+
+static int run_unit(const unit_table *u, const int64_t *unit, char *const *pieces) {
+    const void *plan = u->plans[unit[PLAN]];
+    const int64_t last = unit[TOUCHES] - 1;
+    progress own = {.precision = unit[NUMBER], .result = (const float *)(const void *)pieces[last]};
+    int done = 0;
+    if (unit[KIND] == CHAIN)
+        return u->chain_run(plan, pieces, 0, unit[NUMBER], u->exact, u->counters + unit[COUNTER]) == 0;
+    if (unit[KIND] == SCATTER) {
+        scatter t = *(const scatter *)plan;
+        t.source = (const float *)(const void *)pieces[0];
+        t.index = (const int64_t *)(const void *)pieces[1];
+        t.out = (float *)(void *)pieces[2];
+        memset(t.out, 0, (size_t)(unit + ENTRY_WORDS + 2 * TOUCH_WORDS)[END]);
+        done = u->scatter_sum(&t, &own);
+    } else if (unit[KIND] == MOVE_ALL) {
+        move t = *(const move *)plan;
+        t.from = pieces[0];
+        t.index = last > 1 ? (const int64_t *)(const void *)pieces[1] : 0;
+        t.out = pieces[last];
+        done = move_all(&t, &own);
+    } else {
+        contraction t = *(const contraction *)plan;
+        t.a = (const float *)(const void *)pieces[0];
+        t.b = last > 1 ? (const float *)(const void *)pieces[1] : 0;
+        t.out = (float *)(void *)pieces[last];
+        if (unit[KIND] == GREATEST) done = u->find_greatest(&t, (int)unit[NUMBER], &own);
+        else done = (unit[KIND] == MATRIX ? u->contract : u->add_up)(&t, 0, &own);
+    }
+    int64_t *totals = u->totals + 4 * unit[TOTAL];
+    totals[0] += own.undecided;
+    totals[1] += own.twice;
+    totals[2] += own.wrong;
+    totals[3] += own.nanoseconds;
+    return done;
+}
+
+static int is_number(int64_t number, int64_t count) { return number >= 0 && number < count; }
+
+/* Executes all units of a table: DONE, or what kept it from that. */
+int64_t run_units(const unit_table *u) {
+    memset(u->counters, 0, 8 * (size_t)u->counter_count);
+    memset(u->totals, 0, 32 * (size_t)u->total_count);
+    for (int64_t at = 0; at < u->words;) {
+        const int64_t *unit = u->table + at, *touch = unit + ENTRY_WORDS, left = u->words - at - ENTRY_WORDS;
+        char *pieces[MOST];
+        if (left < 0 || !is_number(unit[KIND], KINDS) || !is_number(unit[PLAN], u->plan_count)) return NOT_A_TABLE;
+        if (!is_number(unit[TOTAL], u->total_count) || !is_number(unit[COUNTER], u->counter_count)) return NOT_A_TABLE;
+        if (unit[TOUCHES] < LEAST[unit[KIND]]) return NOT_A_TABLE;
+        if (unit[TOUCHES] > (unit[KIND] == CHAIN ? MOST : 3) || TOUCH_WORDS * unit[TOUCHES] > left) return NOT_A_TABLE;
+        for (int64_t k = 0; k < unit[TOUCHES]; k++, touch += TOUCH_WORDS) {
+            if (!is_number(touch[SLOT], u->memory_count) || touch[FIRST] < 0 || touch[END] > u->bytes[touch[SLOT]])
+                return NOT_A_TABLE;
+            pieces[k] = u->memory[touch[SLOT]];
+        }
+        if (!run_unit(u, unit, pieces)) return NO_MEMORY;
+        at += ENTRY_WORDS + TOUCH_WORDS * unit[TOUCHES];
+    }
+    return DONE;
+}
