@@ -225,6 +225,7 @@ def test_execution_tracing_prints_each_unit_without_changing_results(
     machine = Interpreter(tiny.program, Arithmetic())
     assert machine.step(1, dict(tiny.state), tiny.data, observe).loss_bits == right.loss_bits
     shown = capsys.readouterr().err.splitlines()
-    assert len(shown) == len(machine.work if observe is None else machine.in_order)
+    units = [unit for units, _ in machine.work for unit in units] if observe is None else machine.in_order
+    assert len(shown) == len(units)
     product = next(line for line in shown if "reduce.sum" in line)
     assert re.fullmatch(r"step 1, \d+: reduce\.sum, F32 [\dx ]+, (C|torch), .*, \d+\.\d{3} ms", product)

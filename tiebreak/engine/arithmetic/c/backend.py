@@ -113,9 +113,11 @@ class CBackend(TorchBackend):
         if isinstance(chain, chains.CompiledChain):
             made = {store.member.index: store.member.replaces for store in chain.code.stores}
             return units.Part([units.of_chain(chain)], made, dying) if chain.work <= THREAD else None
-        i, (result,) = body[unit.members[0]], unit.members
+        result = unit.members[0]
+        i = body[result]
         dtypes = [TORCH_DTYPES[body[operand.value].dtype] for operand in i.operands]
-        entries = self._entries(i, result, dtypes) if prod(i.index_space) <= THREAD else ()
+        is_small = len(unit.members) == 1 and prod(i.index_space) <= THREAD
+        entries = self._entries(i, result, dtypes) if is_small else ()
         return units.Part(entries, {result: None}, dying) if entries else None
 
     def _entries(self, i: Instruction, result: int, dtypes: Sequence[torch.dtype]) -> Sequence[units.Entry]:

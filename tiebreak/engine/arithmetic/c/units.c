@@ -97,7 +97,7 @@ int move_all(const move *t, progress *shared) {
 enum { CHAIN, MATRIX, SUMS, GREATEST, SCATTER, MOVE_ALL, KINDS };
 enum { KIND, PLAN, TOTAL, NUMBER, COUNTER, TOUCHES, ENTRY_WORDS };
 /* NUMBER: of a sum the bits of its result, of a chain its elements, of an extreme whether its place is wanted. */
-static const int64_t LEAST[KINDS] = {[CHAIN] = 1, [MATRIX] = 3, [SUMS] = 2, [GREATEST] = 2, [SCATTER] = 3, [MOVE_ALL] = 2};
+static const int64_t LEAST[KINDS] = {[MATRIX] = 3, [SUMS] = 2, [GREATEST] = 2, [SCATTER] = 3, [MOVE_ALL] = 2};
 enum { SLOT, FIRST, END, TOUCH_WORDS };
 #define MOST 512 /* touches of a unit */
 
@@ -127,11 +127,11 @@ enum { DONE, NO_MEMORY, NOT_A_TABLE };
 
 static int run_unit(const unit_table *u, const int64_t *unit, char *const *pieces) {
     const void *plan = u->plans[unit[PLAN]];
+    if (unit[KIND] == CHAIN)
+        return u->chain_run(plan, pieces, 0, unit[NUMBER], u->exact, u->counters + unit[COUNTER]) == 0;
     const int64_t last = unit[TOUCHES] - 1;
     progress own = {.precision = unit[NUMBER], .result = (const float *)(const void *)pieces[last]};
     int done = 0;
-    if (unit[KIND] == CHAIN)
-        return u->chain_run(plan, pieces, 0, unit[NUMBER], u->exact, u->counters + unit[COUNTER]) == 0;
     if (unit[KIND] == SCATTER) {
         scatter t = *(const scatter *)plan;
         t.source = (const float *)(const void *)pieces[0];

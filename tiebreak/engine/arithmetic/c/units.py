@@ -335,8 +335,8 @@ class Series:
                 )
             memory[slot] = x.data_ptr()
         for slot, index, shape, dtype, old in self._kept:
-            taken = None if old is None or old not in given else values[old].view(shape)
-            x = made[index] = self._kernels.empty(shape, dtype) if taken is None else taken
+            taken = values.get(old) if old is not None and old in given else None
+            x = made[index] = self._kernels.empty(shape, dtype) if taken is None else taken.view(shape)
             memory[slot] = x.data_ptr()
         drawn = [(n, plan()) for n, plan in self._varying]
         for n, plan in drawn:
