@@ -5,7 +5,6 @@ when the last tensor over it dies, regardless of who holds that tensor or which 
 know about the pool. A buffer that was not used during a whole step is freed.
 """
 
-import ctypes
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +28,7 @@ from tiebreak.engine.dtypes import TORCH_DTYPES
 from tiebreak.protocol.program.isa import TRANSCENDENTALS, Instruction, Opcode, ReduceFunction
 
 FEW_TERMS: Final = 16
-"""The most terms of a max that sums.c computes, as torch is faster with more. It computes every argmax."""
+"""A max of more terms is left to torch, which is faster, unless at least as many lie side by side."""
 LONG: Final = 1 << 22
 """The amount of work from which on an instruction is worth all of torch's threads, as elements times cost."""
 FP64_FUNCTION: Final = 32
@@ -88,21 +87,14 @@ class CBackend(TorchBackend):
     def join(
         self, work: Sequence[Work], body: Sequence[Instruction]
     ) -> Sequence[tuple[Sequence[Work], PreparedSeries | None]]:
-        built = (units.build(), sums.build(), scatter.build(), chains.build())
-        libraries = [build.library for build in built if build.library is not None]
-        if len(libraries) < len(built) or not isinstance(self.chains, chains.CompiledChains):
+        if not isinstance(self.chains, chains.CompiledChains):
             return super().join(work, body)
-        functions = [
-            libraries[3].chain_run, *(getattr(libraries[1], name) for name in ("contract", "add_up", "find_greatest")),
-            libraries[2].scatter_sum, self.chains.resolver,
-        ]  # fmt: skip
-        kernels = units.Kernels(
-            libraries[0].run_units, tuple(ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions),
-            self.stats, self.empty, self.finite,
-        )  # fmt: skip
+        host = units.Host(self.empty, self.stats, self.finite, self.chains.resolver)
+        if host.run_units is None:
+            return super().join(work, body)
         parts = [self._part(unit, chain, body) for unit, chain in work]
         found, begin = list[tuple[Sequence[Work], PreparedSeries | None]](), 0
-        for count, series in units.join(parts, body, kernels):
+        for count, series in units.join(parts, body, host):
             found.append((work[begin : begin + count], series))
             begin += count
         return found
@@ -137,12 +129,12 @@ class CBackend(TorchBackend):
 
     def _sum(self, i: Instruction, dtypes: Sequence[torch.dtype]) -> sums.TabledSum | None:
         """The `reduce` as sums.c computes it; None if torch does."""
-        few = i.function != ReduceFunction.MAX or prod(i.reduction) <= FEW_TERMS
-        library = sums.build().library if few and dtypes[0] == torch.float32 else None
+        library = sums.build().library if dtypes[0] == torch.float32 else None
         if library is None or (tables := plan_tables(i)) is None:
             return None
         if not i.is_f32_sum:
-            return sums.TabledSum(library, tables, None)
+            few = i.function != ReduceFunction.MAX or prod(i.reduction) <= FEW_TERMS or tables.run_k >= FEW_TERMS
+            return sums.TabledSum(library, tables, None) if few else None
         chosen = integers.choose(tables, self.options.rounding(i).precision, forced=self.options.by_integers)
         return sums.TabledSum(library, tables, self.options.shuffled, chosen)
 

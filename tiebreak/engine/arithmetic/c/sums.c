@@ -799,6 +799,25 @@ static OUTSIDE void join_greatest(
     }
 }
 
+/* The greatest of n terms that follow each other, at least SIDE; NaN if one is. */
+#define SIDE 16
+typedef float side_by_side __attribute__((vector_size(4 * SIDE)));
+typedef int32_t sides __attribute__((vector_size(4 * SIDE)));
+static OUTSIDE float greatest_of(const float *from, int64_t n) {
+    side_by_side best, x;
+    sides odd = {0};
+    memcpy(&best, from, sizeof best);
+    for (int64_t k = 0; k < n; k += SIDE) {
+        memcpy(&x, from + (k < n - SIDE ? k : n - SIDE), sizeof x);
+        const sides more = x > best;
+        odd |= x != x;
+        best = (side_by_side)((more & (sides)x) | (~more & (sides)best));
+    }
+    float found = best[0];
+    for (int s = 0; s < SIDE; s++) found = odd[s] || found != found ? NAN : best[s] > found ? best[s] : found;
+    return found;
+}
+
 /* The greatest term of each output, or which it is. */
 int find_greatest(const contraction *t, int place, progress *shared) {
     for (int64_t task; (task = shared->next++) < blocks_of(t->batches, TILE);) {
@@ -807,8 +826,15 @@ int find_greatest(const contraction *t, int place, progress *shared) {
         float best[TILE];
         if (t->run_batch == 1) memcpy(start, t->a_batch + first, 8 * (size_t)n);
         for (int64_t j = 0; t->run_batch > 1 && j < n; j++) start[j] = a_of(t, first + j) - t->a;
-        for (int64_t j = 0; j < n; j++) best[j] = t->a[start[j] + t->a_k[0]];
-        for (int64_t k = 1; k < t->k; k++)
+        const int in_runs = !place && t->run_k >= SIDE;
+        for (int64_t j = 0; j < n; j++) {
+            best[j] = t->a[start[j] + t->a_k[0]];
+            for (int64_t k = 0; in_runs && k < t->k; k += t->run_k) {
+                const float one = greatest_of(t->a + start[j] + t->a_k[k / t->run_k], t->run_k);
+                best[j] = one > best[j] || one != one ? one : best[j];
+            }
+        }
+        for (int64_t k = 1; !in_runs && k < t->k; k++)
             join_greatest(t->a + t->a_k[k / t->run_k] + k % t->run_k, start, n, k, best, at);
         if (place) memcpy((int64_t *)(void *)t->out + first, at, 8 * (size_t)n);
         else

@@ -124,7 +124,7 @@ class TabledSum:
     def greatest(self, operand: Tensor, out: Tensor, *, place: bool) -> Tensor:
         """Writes the greatest term of each output into `out`, or its position among the terms, which is i64."""
         check_reach(operand, self.tables.operands[0].reach)
-        call = self._prepare(None)
+        call = self._prepare(None, sharing(self.tables.multiplications))
         task, progress = call.task, ZivProgress()
         task.a, task.out = operand.data_ptr(), out.data_ptr()
         find = self._library.find_greatest
@@ -133,7 +133,8 @@ class TabledSum:
 
     def plan(self) -> tuple[_Contraction, object]:
         """The arguments of the kernel without the memory that it reads and writes, and what must outlive them."""
-        call = self._prepare(self._shuffled)
+        call = self._prepare(self._shuffled, 1)
+        call.task.coefficient = call.coefficient
         return call.task, call.held
 
     def _reading(self, operands: Operands) -> _Call:
@@ -141,13 +142,12 @@ class TabledSum:
         read = [operands[o.index] for o in self.tables.operands]
         for operand, tensor in zip(self.tables.operands, read, strict=True):
             check_reach(tensor, operand.reach)
-        call = self._prepare(self._shuffled)
+        call = self._prepare(self._shuffled, sharing(self.tables.multiplications))
         call.task.a, call.task.b = read[0].data_ptr(), read[1].data_ptr() if len(read) > 1 else None
         return call
 
-    def _prepare(self, shuffled: torch.Generator | None) -> _Call:
+    def _prepare(self, shuffled: torch.Generator | None, threads: int) -> _Call:
         tables = self.tables
-        threads = sharing(tables.multiplications)
         if shuffled is None and threads in self._calls:
             return self._calls[threads]
         first, (m, n) = tables.operands[0], (len(tables.operands[i].own) for i in (0, -1))

@@ -113,14 +113,12 @@ typedef struct {
     /* For each unit ENTRY_WORDS words, then TOUCH_WORDS for each piece of memory that it touches: number in `memory`, first
      * byte and end. */
     const int64_t *table;
-    int64_t words;
     const void *const *plans;
-    int64_t plan_count;
     char *const *memory;
     const int64_t *bytes; /* of each piece */
-    int64_t memory_count;
-    int64_t *counters, counter_count; /* of chains */
-    int64_t *totals, total_count;     /* undecided, twice, wrong and nanoseconds of each kind of sums */
+    int64_t *counters;    /* of chains */
+    int64_t *totals;      /* undecided, twice, wrong and nanoseconds of each kind of sums */
+    int64_t words, plan_count, memory_count, byte_count, counter_count, total_count;
 } unit_table;
 
 enum { DONE, NO_MEMORY, NOT_A_TABLE };
@@ -163,24 +161,32 @@ static int run_unit(const unit_table *u, const int64_t *unit, char *const *piece
 
 static int is_number(int64_t number, int64_t count) { return number >= 0 && number < count; }
 
+/* The words of the unit at a place of the table; 0 unless all that it says lies inside. */
+static int64_t words_of(const unit_table *u, int64_t at) {
+    const int64_t *unit = u->table + at, *touch = unit + ENTRY_WORDS, left = u->words - at - ENTRY_WORDS;
+    if (left < 0 || !is_number(unit[KIND], KINDS) || !is_number(unit[PLAN], u->plan_count)) return 0;
+    if (!is_number(unit[TOTAL], u->total_count) || !is_number(unit[COUNTER], u->counter_count)) return 0;
+    if (unit[TOUCHES] < LEAST[unit[KIND]] || unit[TOUCHES] > (unit[KIND] == CHAIN ? MOST : 3)) return 0;
+    if (TOUCH_WORDS * unit[TOUCHES] > left) return 0;
+    for (int64_t k = 0; k < unit[TOUCHES]; k++, touch += TOUCH_WORDS) {
+        if (!is_number(touch[SLOT], u->memory_count) || touch[FIRST] < 0 || touch[END] > u->bytes[touch[SLOT]]) return 0;
+        if (!u->memory[touch[SLOT]] && touch[END]) return 0;
+    }
+    return ENTRY_WORDS + TOUCH_WORDS * unit[TOUCHES];
+}
+
 /* Executes all units of a table: DONE, or what kept it from that. */
 int64_t run_units(const unit_table *u) {
+    if (u->memory_count != u->byte_count) return NOT_A_TABLE;
+    for (int64_t at = 0, words; at < u->words; at += words)
+        if (!(words = words_of(u, at))) return NOT_A_TABLE;
     memset(u->counters, 0, 8 * (size_t)u->counter_count);
     memset(u->totals, 0, 32 * (size_t)u->total_count);
-    for (int64_t at = 0; at < u->words;) {
-        const int64_t *unit = u->table + at, *touch = unit + ENTRY_WORDS, left = u->words - at - ENTRY_WORDS;
+    for (int64_t at = 0; at < u->words; at += words_of(u, at)) {
+        const int64_t *unit = u->table + at, *touch = unit + ENTRY_WORDS;
         char *pieces[MOST];
-        if (left < 0 || !is_number(unit[KIND], KINDS) || !is_number(unit[PLAN], u->plan_count)) return NOT_A_TABLE;
-        if (!is_number(unit[TOTAL], u->total_count) || !is_number(unit[COUNTER], u->counter_count)) return NOT_A_TABLE;
-        if (unit[TOUCHES] < LEAST[unit[KIND]]) return NOT_A_TABLE;
-        if (unit[TOUCHES] > (unit[KIND] == CHAIN ? MOST : 3) || TOUCH_WORDS * unit[TOUCHES] > left) return NOT_A_TABLE;
-        for (int64_t k = 0; k < unit[TOUCHES]; k++, touch += TOUCH_WORDS) {
-            if (!is_number(touch[SLOT], u->memory_count) || touch[FIRST] < 0 || touch[END] > u->bytes[touch[SLOT]])
-                return NOT_A_TABLE;
-            pieces[k] = u->memory[touch[SLOT]];
-        }
+        for (int64_t k = 0; k < unit[TOUCHES]; k++) pieces[k] = u->memory[touch[TOUCH_WORDS * k + SLOT]];
         if (!run_unit(u, unit, pieces)) return NO_MEMORY;
-        at += ENTRY_WORDS + TOUCH_WORDS * unit[TOUCHES];
     }
     return DONE;
 }

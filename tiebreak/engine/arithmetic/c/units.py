@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from tiebreak.engine.arithmetic.c import chains, scatter, sums
 from tiebreak.engine.arithmetic.c.chains import CompiledChain
 from tiebreak.engine.arithmetic.c.scatter import TabledScatter
 from tiebreak.engine.arithmetic.c.sums import TabledSum
@@ -42,7 +43,7 @@ from tiebreak.protocol.program.isa import (
 
 CHAIN, MATRIX, SUMS, GREATEST, SCATTER, MOVE = range(6)
 """Kinds of units, as in units.c."""
-LONGEST: Final = 1 << 26
+LONGEST: Final = 1 << 27
 """The most work in one call, in multiplications: some milliseconds, after which Python sees signals."""
 MOVED: Final = 4
 """The number of multiplications that take as long as moving an element."""
@@ -53,6 +54,8 @@ FILL: Final = -1
 NO_MEMORY: Final = 1
 """As in units.c."""
 _ALIGNED: Final = 64
+_FUNCTIONS: Final = ("chain_run", "contract", "add_up", "find_greatest", "scatter_sum")
+_ARRAYS: Final = ("table", "plans", "memory", "bytes", "counters", "totals")
 
 
 class _Move(ctypes.Structure):
@@ -67,18 +70,10 @@ class _Move(ctypes.Structure):
 
 class _Table(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("chain_run", "contract", "add_up", "find_greatest", "scatter_sum")),
-        *((name, ctypes.c_void_p) for name in ("exact", "table")),
-        ("words", ctypes.c_int64),
-        ("plans", ctypes.c_void_p),
-        ("plan_count", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("memory", "bytes")),
-        ("memory_count", ctypes.c_int64),
-        ("counters", ctypes.c_void_p),
-        ("counter_count", ctypes.c_int64),
-        ("totals", ctypes.c_void_p),
-        ("total_count", ctypes.c_int64),
-    ]  # fmt: skip
+        *((name, ctypes.c_void_p) for name in (*_FUNCTIONS, "exact")),
+        *((name, ctypes.c_void_p) for name in _ARRAYS),
+        *((f"{name}_count", ctypes.c_int64) for name in _ARRAYS),
+    ]
 
 
 def build() -> Build:
@@ -233,16 +228,16 @@ def of_scatter(planned: TabledScatter, i: Instruction, reads: Sequence[int], out
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Kernels:
-    """What series call, and where they count."""
+class Host:
+    """The back-end whose series these are: what they call, where they count, and the memory that they use."""
 
-    run_units: Callable[[Any], int]
-    functions: tuple[int, ...]
-    """The addresses that begin a table."""
-    stats: Stats
-    empty: NewTensor
-    finite: dict[int, bool]
+    def __init__(self, empty: NewTensor, stats: Stats, finite: dict[int, bool], exact: Any) -> None:
+        self.empty, self.stats, self.finite = empty, stats, finite
+        built = chains.build().library, *[sums.build().library] * 3, scatter.build().library
+        called = [getattr(library, name, exact) for library, name in zip(built, _FUNCTIONS, strict=True)]
+        self.functions = [ctypes.cast(function, ctypes.c_void_p).value for function in (*called, exact)]
+        library = build().library
+        self.run_units: Any = None if library is None or None in built else library.run_units
 
 
 @dataclass(frozen=True)
@@ -258,11 +253,25 @@ class Part:
         return sum(entry.work for entry in self.entries)
 
 
+class Arena:
+    """Memory for what is read inside a series alone; all series of a program share it."""
+
+    def __init__(self, size: int) -> None:
+        self._memory = np.empty(size + _ALIGNED, dtype=np.uint8)
+
+    def taken(self) -> npt.NDArray[np.uint8]:
+        """The memory, of undefined contents."""
+        return self._memory
+
+
 class Series:
     """Units that follow each other, executed by one call. Only one thread at a time may run it."""
 
-    def __init__(self, parts: Sequence[Part], body: Sequence[Instruction], kernels: Kernels) -> None:
-        self._kernels, entries = kernels, [entry for part in parts for entry in part.entries]
+    arena: Arena
+    """Of `room` bytes or more."""
+
+    def __init__(self, parts: Sequence[Part], body: Sequence[Instruction], host: Host) -> None:
+        self._host, entries = host, [entry for part in parts for entry in part.entries]
         inside = {n: old for part in parts for n, old in part.made.items()}
         gone = {n for part in parts for n in part.dying}
         self.reads = frozenset(t.value for entry in entries for t in entry.touches).difference(inside, {FILL})
@@ -277,7 +286,8 @@ class Series:
             for n, old in inside.items()
             if n not in gone
         ]
-        self._places, self.room = _arena(parts, {n: sizes[n] for n in inside if n in gone})
+        places, self.room = _arena(parts, {n: sizes[n] for n in inside if n in gone})
+        self._in_arena = np.array([self._slots[n] for n in places], np.int64), np.array([*places.values()], np.uint64)
         fills = [entry.fill for entry in entries if entry.fill is not None]
         self._memory = np.array([*(0 for _ in sizes), *(fill.ctypes.data for fill in fills)], dtype=np.uint64)
         self._bytes = np.array([*sizes.values(), *(fill.nbytes for fill in fills)], dtype=np.int64)
@@ -292,11 +302,15 @@ class Series:
         self._held = held, fills
         self._varying = [(n, entry.plan) for n, entry in enumerate(entries) if entry.varies]
         arrays = self._words, self._plans, self._memory, self._bytes, self._counters, self._totals
-        table, plans, memory, sizes_of, counted, totals = (int(array.ctypes.data) for array in arrays)
-        self._table = _Table(
-            *kernels.functions, table, len(self._words), plans, len(entries), memory, sizes_of, len(self._bytes),
-            counted, len(self._counters), totals, len(self._totals),
-        )  # fmt: skip
+        counts = (
+            len(self._words),
+            len(entries),
+            len(self._bytes),
+            len(self._bytes),
+            len(self._counters),
+            len(self._totals),
+        )
+        self._table = _Table(*host.functions, *(array.ctypes.data for array in arrays), *counts)
 
     def _encode(self, entries: Sequence[Entry], fills: int, body: Sequence[Instruction]) -> int:
         """Writes the table; returns the number of counters. fills: the first slot of a fill."""
@@ -317,12 +331,6 @@ class Series:
         self._words = np.array(words, dtype=np.int64)
         return counters
 
-    def settle(self, arena: npt.NDArray[np.uint8]) -> None:
-        """Takes its place in memory of at least `room` bytes that all series of a program share."""
-        self._shared, start = arena, int(arena.ctypes.data)
-        for value, place in self._places.items():
-            self._memory[self._slots[value]] = start + -start % _ALIGNED + place
-
     def run(self, values: Mapping[int, Tensor], given: Collection[int]) -> dict[int, Tensor]:
         """Executes the units; returns the results that are used afterwards. They may overwrite values in `given`."""
         memory, made = self._memory, dict[int, Tensor]()
@@ -336,12 +344,15 @@ class Series:
             memory[slot] = x.data_ptr()
         for slot, index, shape, dtype, old in self._kept:
             taken = values.get(old) if old is not None and old in given else None
-            x = made[index] = self._kernels.empty(shape, dtype) if taken is None else taken.view(shape)
+            x = made[index] = self._host.empty(shape, dtype) if taken is None else taken.view(shape)
             memory[slot] = x.data_ptr()
+        start = int(self.arena.taken().ctypes.data)
+        slots, places = self._in_arena
+        memory[slots] = places + np.uint64(start + -start % _ALIGNED)
         drawn = [(n, plan()) for n, plan in self._varying]
         for n, plan in drawn:
             self._plans[n] = _address(plan[0])
-        failure = self._kernels.run_units(ctypes.byref(self._table))
+        failure = self._host.run_units(ctypes.byref(self._table))
         if failure == NO_MEMORY:
             raise MemoryError("no memory for a series of units")
         if failure:
@@ -350,16 +361,16 @@ class Series:
         return made
 
     def _count(self) -> None:
-        kernels, counters, totals = self._kernels, self._counters.tolist(), self._totals.tolist()
+        host, counters, totals = self._host, self._counters.tolist(), self._totals.tolist()
         for index, at in self._finalized:
-            kernels.finite[index] = not counters[at]
+            host.finite[index] = not counters[at]
         for kind, places in self._resolved.items():
-            counts = kernels.stats.of(kind)
+            counts = host.stats.of(kind)
             counts.elements += sum(numel for numel, _ in places)
             counts.undecided += sum(counters[at] for _, at in places)
             counts.double_rounded += sum(counters[at + 1] for _, at in places)
         for kind, n in self._kinds.items():
-            counts = kernels.stats.of(kind)
+            counts = host.stats.of(kind)
             counts.elements += self._counted[kind]
             ZivProgress(0, *totals[n]).add_to(counts, 1)
 
@@ -386,21 +397,19 @@ def _arena(parts: Sequence[Part], sizes: Mapping[int, int]) -> tuple[dict[int, i
     return places, room
 
 
-def join(
-    parts: Sequence[Part | None], body: Sequence[Instruction], kernels: Kernels
-) -> list[tuple[int, Series | None]]:
+def join(parts: Sequence[Part | None], body: Sequence[Instruction], host: Host) -> list[tuple[int, Series | None]]:
     """Units in order, as series and single ones: how many units each has. None among `parts`: executed on its own."""
     found, series = list[tuple[int, Series | None]](), list[Part]()
     for part in [*parts, None]:
         if series and (part is None or sum(each.work for each in series) + part.work > LONGEST):
-            found.append((len(series), Series(series, body, kernels)))
+            found.append((len(series), Series(series, body, host)))
             series = []
         if part is not None:
             series.append(part)
         else:
             found.append((1, None))
     made = [each for _, each in found if each is not None]
-    arena = np.empty(max((each.room for each in made), default=0) + _ALIGNED, dtype=np.uint8)
+    arena = Arena(max((each.room for each in made), default=0))
     for each in made:
-        each.settle(arena)
+        each.arena = arena
     return found[:-1]
