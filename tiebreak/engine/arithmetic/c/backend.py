@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.c import chains, integers, scatter, sums, units
+from tiebreak.engine.arithmetic.c import chains, scatter, sums, units
 from tiebreak.engine.arithmetic.c.threads import SMALL as THREAD
 from tiebreak.engine.arithmetic.c.threads import spread, torch_alone
 from tiebreak.engine.arithmetic.plain.backend import Table, TorchBackend
@@ -128,8 +128,7 @@ class CBackend(TorchBackend):
                 return () if moves is None else moves.entries(reads, out)
             case Opcode.REDUCE:
                 planned = self._sum(i, dtypes)
-                entry = None if planned is None else units.of_sum(planned, i, reads, out, self.options)
-                return () if entry is None else [entry]
+                return () if planned is None else [units.of_sum(planned, i, reads, out, self.options)]
             case Opcode.SCATTER_SUM:
                 scattered = self._scatter_of(i)
                 return () if scattered is None else [units.of_scatter(scattered, i, reads, out, self.options)]
@@ -141,10 +140,7 @@ class CBackend(TorchBackend):
         library = sums.build().library if few and dtypes[0] == torch.float32 else None
         if library is None or (tables := plan_tables(i)) is None:
             return None
-        if not i.is_f32_sum:
-            return sums.TabledSum(library, tables, None)
-        chosen = integers.choose(tables, self.options.rounding(i).precision, forced=self.options.by_integers)
-        return sums.TabledSum(library, tables, self.options.shuffled, chosen)
+        return sums.TabledSum(library, tables, self.options.shuffled if i.is_f32_sum else None)
 
     def _tabled(self, i: Instruction, dtypes: Sequence[torch.dtype]) -> Prepared | None:
         planned = self._sum(i, dtypes)
