@@ -226,8 +226,8 @@ def forced_integers() -> Any:
     return mock.patch.dict(os.environ, TIEBREAK_INTEGERS="1")
 
 
-def kernel_with(folder: Path, *changes: tuple[str, str], name: str = "sums") -> Build:
-    """A kernel of `c` compiled from a changed source: each old text, which occurs once, becomes the new one."""
+def kernel_with(folder: Path, *changes: tuple[str, str]) -> Build:
+    """The kernel of sums compiled from a changed source: each old text, which occurs once, becomes the new one."""
     original = Path(sums.__file__).parent
     counts = [0] * len(changes)
     for path in original.glob("*.[ch]"):
@@ -237,6 +237,6 @@ def kernel_with(folder: Path, *changes: tuple[str, str], name: str = "sums") -> 
             text = text.replace(old, new)
         (folder / path.name).write_text(text)
     assert counts == [1] * len(changes)
-    built = load(folder / f"{name}.c")
+    built = load(folder / "sums.c")
     assert built.library is not None, built.reason
     return built

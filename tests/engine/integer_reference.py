@@ -1,4 +1,4 @@
-"""Exact products, and what docs/kernels.md says about them, in Python integers: the oracle of test_integers.py."""
+"""Exact products, and what docs/kernels.md says about them, in Python integers: the oracle of products by integers."""
 
 from collections.abc import Callable
 from fractions import Fraction
@@ -71,16 +71,6 @@ class Scaled:
 
 def squares(x: list[Any]) -> Fraction:
     return Fraction(sum(v * v for v in x))
-
-
-def fraction_of(plan: Any, panels: list[list[int]]) -> int:
-    """The 52 bits that integers.c keeps of sums of residues' products, by panel and modulus."""
-    kept, mask = 0, (1 << 52) - 1
-    for sums in panels:
-        low = sum((c * plan.v2[t]) & mask for t, c in enumerate(sums))
-        kept += sum((c * plan.v1[t]) & mask for t, c in enumerate(sums))
-        kept += sum(c * plan.v2[t] >> 52 for t, c in enumerate(sums)) + (low >> 52)
-    return kept & mask
 
 
 def _gauss(r: np.random.Generator, m: int, k: int) -> Matrix:

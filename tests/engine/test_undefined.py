@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.conftest import CaseCounter
 from tests.engine.arithmetic_cases import extreme_of, sum_over
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.c import backend, integers, sums
+from tiebreak.engine.arithmetic.c import backend, sums
 from tiebreak.engine.arithmetic.c.backend import SMALL, Buffers
 from tiebreak.protocol.program.isa import Access, Instruction, ReduceFunction
 
@@ -47,7 +47,7 @@ def test_reused_memory_is_filled_with_the_pattern_too() -> None:
         del made
     assert addresses[1] == addresses[2]
     assert bytes_of(vars(backend)["torch"].empty((5, 7), dtype=torch.bool)) == {BYTE}
-    assert bytes_of(vars(integers)["np"].empty(9)) == {BYTE}
+    assert bytes_of(vars(sums)["np"].empty(9)) == {BYTE}
     assert bytes_of(fill(np.zeros(3))) == {BYTE}
 
 

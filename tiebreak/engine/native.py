@@ -46,9 +46,8 @@ PATIENCE_S: Final = 3
 SWITCH: Final = "TIEBREAK_NATIVE"
 """The environment variable that switches compiled kernels off when it is 0."""
 INTEGERS: Final = "TIEBREAK_INTEGERS"
-"""The environment variable that forbids products by integers if it is 0. If it is 1, CPUs with AMX and GPUs compute all
-products by integers that they can."""
-
+"""The environment variable that forbids products by integers if it is 0. If it is 1, GPUs compute all products by
+integers that they can."""
 EMULATION: Final = "CUBLAS_EMULATE_DOUBLE_PRECISION"
 """The environment variable by which cuBLAS composes FP64 products from narrower formats, unless it is 0 or empty."""
 
@@ -208,12 +207,12 @@ def _key(source: Path, compiler: tuple[str, ...]) -> str:
     version = subprocess.run([*compiler, "--version"], capture_output=True, check=True, timeout=TIMEOUT_S).stdout
     headers = [path.read_bytes() for path in sorted(source.parent.glob("*.h"))]
     # Different machines may share a home directory.
-    processor = repr((platform.system(), platform.machine(), platform.processor(), processor_features())).encode()
+    processor = repr((platform.system(), platform.machine(), platform.processor(), _processor_features())).encode()
     parts = (source.read_bytes(), *headers, version, repr((FLAGS, TUNE, compiler)).encode(), processor)
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:32]
 
 
-def processor_features() -> str:
+def _processor_features() -> str:
     """The line of /proc/cpuinfo that names the instruction sets of this processor; empty on other systems."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(errors="replace").splitlines() if info.is_file() else []

@@ -6,10 +6,9 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.c import chains, integers, scatter, sums, units
+from tiebreak.engine.arithmetic.c import chains, scatter, sums, units
 from tiebreak.engine.arithmetic.c.backend import CBackend
-from tiebreak.engine.arithmetic.gpu import hashing
-from tiebreak.engine.arithmetic.gpu import integers as gpu_integers
+from tiebreak.engine.arithmetic.gpu import hashing, integers
 from tiebreak.engine.arithmetic.gpu.backend import GpuBackend
 from tiebreak.engine.arithmetic.plain.backend import TorchBackend
 from tiebreak.engine.arithmetic.plan.options import Options, Stats
@@ -52,23 +51,21 @@ def why_plain(device: torch.device) -> str:
 
 def builds() -> dict[str, Build]:
     """The kernels in C, by what they compute, or the reasons why there are none."""
-    kernels = {"sums": sums, "integers": integers, "scatter": scatter, "chains": chains, "units": units}
+    kernels = {"sums": sums, "scatter": scatter, "chains": chains, "units": units}
     return {name: kernel.build() for name, kernel in kernels.items()}
 
 
 def integer_products() -> tuple[tuple[str, str], ...]:
-    """The way in which each device computes products, by typical sizes on CPUs."""
+    """The way in which each CUDA device with kernels computes large products."""
     devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
-    return *integers.describe(), *(gpu_integers.describe(device) for device in devices if launches(device))
+    return tuple(integers.describe(device) for device in devices if launches(device))
 
 
 def has_integers(options: Options) -> bool:
-    """Whether a device computes some matrix products by integers, and the environment does not say which."""
-    if not options.compiled or integers_wanted():
+    """Whether a GPU computes some matrix products by integers, and the environment does not say which."""
+    if not options.compiled or integers_wanted() or not launches(options.device):
         return False
-    if launches(options.device):
-        return gpu_integers.rates_of(options.device) is not None
-    return is_host(options.device) and integers.kernel() is not None
+    return integers.rates_of(options.device) is not None
 
 
 def is_host(device: torch.device) -> bool:

@@ -68,7 +68,7 @@ class Arithmetic:
     def by_integers(self) -> "Arithmetic | None":
         """One that computes all matrix products by integers that it can; None if the device computes none so.
 
-        None too if the environment already forces integers or forbids them.
+        CPUs compute none. None too if the environment already forces integers or forbids them.
         """
         options = self.options
         if not has_integers(options):

@@ -126,7 +126,7 @@ def qualify(arithmetic: Arithmetic) -> QualificationReport:
     for chained, wanted, result in _chained(arithmetic, vectors):
         _compare_result(arithmetic, chained, wanted, result)
     if (other := arithmetic.by_integers()) is not None:
-        for case, right in (*_vectors(precision), *_vectors(precision, large=True)):
+        for case, right in vectors:
             if case.instruction.is_f32_sum and len(case.instruction.operands) == 2:
                 named = replace(case, name=f"{case.name} by integers")
                 operations[named.name] = operations.get(named.name, 0) + _compare(other, named, right)

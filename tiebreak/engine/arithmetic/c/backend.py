@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.c import chains, integers, scatter, sums, units
+from tiebreak.engine.arithmetic.c import chains, scatter, sums, units
 from tiebreak.engine.arithmetic.c.threads import SMALL as THREAD
 from tiebreak.engine.arithmetic.c.threads import spread, torch_alone
 from tiebreak.engine.arithmetic.plain.backend import Table, TorchBackend
@@ -120,8 +120,7 @@ class CBackend(TorchBackend):
                 return () if moves is None else moves.entries(reads, out)
             case Opcode.REDUCE:
                 planned = self._sum(i, dtypes)
-                entry = None if planned is None else units.of_sum(planned, i, reads, out, self.options)
-                return () if entry is None else [entry]
+                return () if planned is None else [units.of_sum(planned, i, reads, out, self.options)]
             case Opcode.SCATTER_SUM:
                 scattered = self._scatter_of(i)
                 return () if scattered is None else [units.of_scatter(scattered, i, reads, out, self.options)]
@@ -132,11 +131,8 @@ class CBackend(TorchBackend):
         library = sums.build().library if dtypes[0] == torch.float32 else None
         if library is None or (tables := plan_tables(i)) is None:
             return None
-        if not i.is_f32_sum:
-            few = i.function != ReduceFunction.MAX or prod(i.reduction) <= FEW_TERMS or tables.run_k >= FEW_TERMS
-            return sums.TabledSum(library, tables, None) if few else None
-        chosen = integers.choose(tables, self.options.rounding(i).precision, forced=self.options.by_integers)
-        return sums.TabledSum(library, tables, self.options.shuffled, chosen)
+        few = i.function != ReduceFunction.MAX or prod(i.reduction) <= FEW_TERMS or tables.run_k >= FEW_TERMS
+        return sums.TabledSum(library, tables, self.options.shuffled if i.is_f32_sum else None) if few else None
 
     def _tabled(self, i: Instruction, dtypes: Sequence[torch.dtype]) -> Prepared | None:
         planned = self._sum(i, dtypes)

@@ -1,4 +1,4 @@
-/* Sums by tables of places, as sums.c, integers.c and scatter.c compute them. */
+/* Sums by tables of places, as sums.c and scatter.c compute them. */
 #pragma once
 
 #include <stdint.h>

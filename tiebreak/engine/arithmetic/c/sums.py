@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.c.integers import IntegerSum
 from tiebreak.engine.arithmetic.c.threads import ZivProgress, run_kernel, sharing, together
 from tiebreak.engine.arithmetic.plan.options import Counts, Operands
 from tiebreak.engine.arithmetic.plan.sums import Partial, ReduceTables, shuffle
@@ -69,14 +68,10 @@ class _Call:
 class TabledSum:
     """A `reduce` of f32 that sums.c computes. Only one thread at a time may run it.
 
-    With `shuffled`, the terms are taken in random order. With `integers`, they are tried first.
+    With `shuffled`, the terms are taken in random order.
     """
 
-    def __init__(
-        self, library: ctypes.CDLL, tables: ReduceTables, shuffled: torch.Generator | None,
-        integers: IntegerSum | None = None,
-    ) -> None:  # fmt: skip
-        self.integers = integers
+    def __init__(self, library: ctypes.CDLL, tables: ReduceTables, shuffled: torch.Generator | None) -> None:
         self._library, self.tables, self._shuffled = library, tables, shuffled
         self._kernel = library.contract if tables.out else library.add_up
         self._calls: dict[int, _Call] = {}
@@ -89,11 +84,8 @@ class TabledSum:
         task.out = out.data_ptr()
         task.coefficient = call.coefficient if near is None else near.coefficient(call.coefficient)
         parts: list[Floats] = []
-        integers = self.integers if near is None or near.limit < 1 else None  # calibration measures FP64
 
         def compute(progress: ZivProgress) -> bool:
-            if integers is not None and integers.run(task, threads, progress):
-                return True
             parts.extend(call.room() if task.parts > 1 else [])
             for what in (_ADD, _FINISH) if task.parts > 1 else (_ADD,):
                 progress.next = 0

@@ -203,15 +203,13 @@ def of_chain(chain: CompiledChain) -> Entry:
     return Entry(kind=CHAIN, plan=plan, touches=(*read, *written), work=chain.work, number=code.numel, chain=chain)
 
 
-def of_sum(planned: TabledSum, i: Instruction, reads: Sequence[int], out: Touch, options: Options) -> Entry | None:
-    """A `reduce` as a series has it; None if integers are to compute it."""
+def of_sum(planned: TabledSum, i: Instruction, reads: Sequence[int], out: Touch, options: Options) -> Entry:
+    """A `reduce` as a series has it."""
     tables = planned.tables
     touches = *(Touch.of(reads[o.index], o.reach, DType.F32.size) for o in tables.operands), out
     if not i.is_f32_sum:
         place = int(i.function == ReduceFunction.ARGMAX)
         return Entry(kind=GREATEST, plan=planned.plan, touches=touches, work=tables.multiplications, number=place)
-    if planned.integers is not None:
-        return None
     return Entry(
         kind=MATRIX if tables.out else SUMS, plan=planned.plan, touches=touches, work=tables.multiplications,
         number=options.rounding(i).precision, counted=kind_of(i), varies=options.shuffled is not None,

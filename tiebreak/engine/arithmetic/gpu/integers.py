@@ -1,7 +1,7 @@
 """Sums of products by integers modulo coprime numbers, on GPUs: `kernels/integers.py` over the tables of a plan.
 
-docs/kernels.md explains and proves it. It is used on GPUs that multiply bytes very much faster than FP64, and
-elsewhere if `TIEBREAK_INTEGERS` is 1, which leaves no product to FP64, for tests. The host waits for nothing: kernels
+docs/kernels.md explains and proves it. It is used on GPUs that multiply bytes very much faster than FP64, and on
+others if `TIEBREAK_INTEGERS` is 1, which leaves no product to FP64, for tests. The host waits for nothing: kernels
 of both ways are launched, and what integers would leave undecided tells the device which of them compute.
 """
 

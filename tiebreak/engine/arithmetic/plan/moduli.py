@@ -1,4 +1,4 @@
-"""The moduli of products by integers, and the numbers that follow from them alone: for CPUs and GPUs.
+"""The moduli of products by integers, and the numbers that follow from them alone.
 
 docs/kernels.md explains and proves what is computed with them.
 """

@@ -132,7 +132,7 @@ class Options:
     compiled: bool
     """Whether compiled kernels may compute; without them it is torch alone."""
     by_integers: bool
-    """Whether integers compute all matrix products that they can, faster or not; else the environment decides."""
+    """Whether a GPU computes all products by integers that it can, faster or not; else the environment decides."""
 
     def rounding(self, instruction: Instruction) -> Round:
         """Rounds the sums of an instruction: to bfloat16, or to the job's precision."""
