@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.c import chains, scatter, sums, units
+from tiebreak.engine.arithmetic.c import chains, moves, scatter, sums, units
 from tiebreak.engine.arithmetic.c.backend import CBackend
 from tiebreak.engine.arithmetic.gpu import hashing, integers
 from tiebreak.engine.arithmetic.gpu.backend import GpuBackend
@@ -51,7 +51,7 @@ def why_plain(device: torch.device) -> str:
 
 def builds() -> dict[str, Build]:
     """The kernels in C, by what they compute, or the reasons why there are none."""
-    kernels = {"sums": sums, "scatter": scatter, "chains": chains, "units": units}
+    kernels = {"sums": sums, "scatter": scatter, "chains": chains, "moves": moves, "units": units}
     return {name: kernel.build() for name, kernel in kernels.items()}
 
 

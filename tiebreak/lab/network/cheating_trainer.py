@@ -15,8 +15,8 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from tiebreak.api.signing.keys import load_key
+from tiebreak.lab.network.parent_watch import hold
 from tiebreak.node import process, settings
-from tiebreak.node.parent_watch import hold
 from tiebreak.node.tasks import WorkerSettings
 from tiebreak.protocol.chain.devnet import dev_secrets
 from tiebreak.protocol.chain.rpc import HOST

@@ -133,7 +133,8 @@ class Child:
 
     def __init__(
         self, name: str, arguments: Sequence[str], folder: Path, environment: Mapping[str, str],
-        on_line: Callable[[str, str], None] = lambda _name, _line: None, *, module: str = "tiebreak.node.parent_watch",
+        on_line: Callable[[str, str], None] = lambda _name, _line: None, *,
+        module: str = "tiebreak.lab.network.parent_watch",
     ) -> None:  # fmt: skip
         self.name = name
         command = [sys.executable, "-m", module, *arguments]
@@ -155,7 +156,7 @@ class Child:
                 self._on_line(self.name, line.rstrip("\n"))
 
     def tell(self, command: Sequence[str]) -> None:
-        """Give the process its command, if it was started to wait for one (`tiebreak.node.parent_watch`)."""
+        """Give the process its command, if it was started to wait for one (`tiebreak.lab.network.parent_watch`)."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # `check` says why it has ended
             self._process.stdin.write(json.dumps(list(command)) + "\n")

@@ -17,13 +17,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.c import chains, scatter, sums, units
+from tiebreak.engine.arithmetic.c import chains, moves, scatter, sums, units
+from tiebreak.engine.arithmetic.c.table import KernelPlan
 from tiebreak.engine.arithmetic.c.threads import SMALL as THREAD
 from tiebreak.engine.arithmetic.c.threads import spread, torch_alone
 from tiebreak.engine.arithmetic.plain.backend import Table, TorchBackend
 from tiebreak.engine.arithmetic.plan.chains import PreparedChain, PreparedSeries, Unit, Work
 from tiebreak.engine.arithmetic.plan.options import Operands, Options, Prepared, Stats
-from tiebreak.engine.arithmetic.plan.sums import Partial, kind_of, plan_scatter, plan_tables
+from tiebreak.engine.arithmetic.plan.sums import Partial, plan_scatter, plan_tables
 from tiebreak.engine.dtypes import TORCH_DTYPES
 from tiebreak.protocol.program.isa import TRANSCENDENTALS, Instruction, Opcode, ReduceFunction
 
@@ -54,10 +55,7 @@ class CBackend(TorchBackend):
 
     @property
     def table(self) -> Table:
-        return {
-            Opcode.REDUCE: self._tabled, Opcode.SCATTER_SUM: self._scattered,
-            Opcode.GATHER: self._moved, Opcode.WINDOW: self._moved,
-        }  # fmt: skip
+        return dict.fromkeys((Opcode.REDUCE, Opcode.SCATTER_SUM, Opcode.GATHER, Opcode.WINDOW), self._prepared)
 
     def prepare_plain(self, i: Instruction, dtypes: Sequence[torch.dtype]) -> Prepared:
         prepared = super().prepare_plain(i, dtypes)
@@ -68,7 +66,7 @@ class CBackend(TorchBackend):
         library, tables = sums.build().library, plan_tables(i)
         if library is None or tables is None:
             return super().partial(i)
-        return sums.TabledSum(library, tables, self.options.shuffled).partial
+        return sums.TabledSum(library, tables, i, self.options).partial
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -89,81 +87,39 @@ class CBackend(TorchBackend):
     ) -> Sequence[tuple[Sequence[Work], PreparedSeries | None]]:
         if not isinstance(self.chains, chains.CompiledChains):
             return super().join(work, body)
-        host = units.Host(self.empty, self.stats, self.finite, self.chains.resolver)
-        if host.run_units is None:
+        caller = units.Caller(self.empty, self.stats, self.finite, self.chains.resolver)
+        if caller.run_units is None:
             return super().join(work, body)
-        parts = [self._part(unit, chain, body) for unit, chain in work]
-        found, begin = list[tuple[Sequence[Work], PreparedSeries | None]](), 0
-        for count, series in units.join(parts, body, host):
-            found.append((work[begin : begin + count], series))
-            begin += count
-        return found
+        return units.join(work, [self._part(unit, chain, body) for unit, chain in work], body, caller)
 
     def _part(self, unit: Unit, chain: PreparedChain | None, body: Sequence[Instruction]) -> units.Part | None:
         """A unit as a series has it; None if it is too much for one thread, or left to torch."""
-        dying = [value for dying in unit.dying for value in dying]
+        dying, result = [value for dying in unit.dying for value in dying], unit.members[0]
         if isinstance(chain, chains.CompiledChain):
             made = {store.member.index: store.member.replaces for store in chain.code.stores}
             return units.Part([units.of_chain(chain)], made, dying) if chain.work <= THREAD else None
-        result = unit.members[0]
         i = body[result]
-        dtypes = [TORCH_DTYPES[body[operand.value].dtype] for operand in i.operands]
-        is_small = len(unit.members) == 1 and prod(i.index_space) <= THREAD
-        entries = self._entries(i, result, dtypes) if is_small else ()
-        return units.Part(entries, {result: None}, dying) if entries else None
+        if len(unit.members) > 1 or prod(i.index_space) > THREAD:
+            return None
+        planned = self._planned(i, [TORCH_DTYPES[body[operand.value].dtype] for operand in i.operands])
+        return None if planned is None else units.Part(planned.entries(result), {result: None}, dying)
 
-    def _entries(self, i: Instruction, result: int, dtypes: Sequence[torch.dtype]) -> Sequence[units.Entry]:
-        reads, out = [a.value for a in i.operands], units.Touch.of(result, (0, i.numel - 1), i.dtype.size)
+    def _planned(self, i: Instruction, dtypes: Sequence[torch.dtype]) -> KernelPlan | None:
+        """How kernels compute an instruction; None if torch does."""
         match i.opcode:
-            case Opcode.GATHER | Opcode.WINDOW:
-                moves = self._moves(i, dtypes)
-                return () if moves is None else moves.entries(reads, out)
-            case Opcode.REDUCE:
-                planned = self._sum(i, dtypes)
-                return () if planned is None else [units.of_sum(planned, i, reads, out, self.options)]
-            case Opcode.SCATTER_SUM:
-                scattered = self._scatter_of(i)
-                return () if scattered is None else [units.of_scatter(scattered, i, reads, out, self.options)]
-        return ()
+            case Opcode.GATHER | Opcode.WINDOW if found := moves.build().library:
+                return moves.Moves(found, i, dtypes[0])
+            case Opcode.SCATTER_SUM if (found := scatter.build().library) and (places := plan_scatter(i).tables):
+                return scatter.TabledScatter(found, places, i, self.options)
+            case Opcode.REDUCE if dtypes[0] == torch.float32 and (found := sums.build().library):
+                tables, few = plan_tables(i), i.function != ReduceFunction.MAX or prod(i.reduction) <= FEW_TERMS
+                if tables is not None and (few or tables.run_k >= FEW_TERMS):
+                    return sums.TabledSum(found, tables, i, self.options)
+        return None
 
-    def _sum(self, i: Instruction, dtypes: Sequence[torch.dtype]) -> sums.TabledSum | None:
-        """The `reduce` as sums.c computes it; None if torch does."""
-        library = sums.build().library if dtypes[0] == torch.float32 else None
-        if library is None or (tables := plan_tables(i)) is None:
-            return None
-        few = i.function != ReduceFunction.MAX or prod(i.reduction) <= FEW_TERMS or tables.run_k >= FEW_TERMS
-        return sums.TabledSum(library, tables, self.options.shuffled if i.is_f32_sum else None) if few else None
-
-    def _tabled(self, i: Instruction, dtypes: Sequence[torch.dtype]) -> Prepared | None:
-        planned = self._sum(i, dtypes)
-        if planned is None:
-            return None
-        if not i.is_f32_sum:
-            place, dtype = i.function == ReduceFunction.ARGMAX, TORCH_DTYPES[i.dtype]
-            return lambda x, *_: planned.greatest(x[0], torch.empty(i.shape, dtype=dtype), place=place)
-        counts, precision = self.stats.of(kind_of(i)), self.options.rounding(i).precision
-        return lambda x, _, near: planned.run(x, self.empty(i.shape, torch.float32), counts, precision, near)
-
-    def _scatter_of(self, i: Instruction) -> scatter.TabledScatter | None:
-        library, tables = scatter.build().library, plan_scatter(i).tables
-        return (
-            None if library is None or tables is None else scatter.TabledScatter(library, tables, self.options.shuffled)
-        )
-
-    def _scattered(self, i: Instruction, _: Sequence[torch.dtype]) -> Prepared | None:
-        if (planned := self._scatter_of(i)) is None:
-            return None
-        counts, precision = self.stats.of("scatter_sum"), self.options.rounding(i).precision
-        return lambda x, _, near: planned.run(x, torch.zeros(i.shape, dtype=torch.float32), counts, precision, near)
-
-    def _moves(self, i: Instruction, dtypes: Sequence[torch.dtype]) -> units.Moves | None:
-        library = units.build().library
-        return None if library is None else units.Moves(library, i, dtypes[0].itemsize)
-
-    def _moved(self, i: Instruction, dtypes: Sequence[torch.dtype]) -> Prepared | None:
-        if (moves := self._moves(i, dtypes)) is None:
-            return None
-        return lambda x, *_: moves.run(x, self.empty(i.shape, dtypes[0]))
+    def _prepared(self, i: Instruction, dtypes: Sequence[torch.dtype]) -> Prepared | None:
+        planned = self._planned(i, dtypes)
+        return None if planned is None else lambda x, _, near: planned.run(x, self, near)
 
 
 class Buffers:

@@ -1,4 +1,4 @@
-/* Sums by tables of places, as sums.c and scatter.c compute them. */
+/* Instructions as kernels compute them: plans of sums.c, scatter.c and moves.c. */
 #pragma once
 
 #include <stdint.h>
@@ -33,3 +33,18 @@ typedef struct {
     float *out; /* zeros where no source goes */
     double coefficient; /* of the error of several terms; 0: the proven one */
 } scatter;
+
+#define MAX_RANK 8
+
+/* out[c] = from[c], for all coordinates c of a box; with an index, from[c] + index[c] * stride: where the index is not
+ * in 0 ... bound - 1, `fill`. Strides are in elements. */
+typedef struct {
+    int64_t size, rank, rows, block; /* bytes of an element; rows of the last dim; how many of them are a task */
+    int64_t sizes[MAX_RANK], out_steps[MAX_RANK], from_steps[MAX_RANK], index_steps[MAX_RANK];
+    int64_t out_first, from_first, index_first;
+    int64_t bound, stride;
+    uint64_t fill;
+    const int64_t *index; /* null: none */
+    const char *from;
+    char *out;
+} move;

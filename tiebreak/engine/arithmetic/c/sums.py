@@ -12,12 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tiebreak.engine.arithmetic.c.table import GREATEST, MATRIX, SUMS, Host, TableEntry, Touch
 from tiebreak.engine.arithmetic.c.threads import ZivProgress, run_kernel, sharing, together
-from tiebreak.engine.arithmetic.plan.options import Counts, Operands
-from tiebreak.engine.arithmetic.plan.sums import Partial, ReduceTables, shuffle
+from tiebreak.engine.arithmetic.plan.options import Operands, Options
+from tiebreak.engine.arithmetic.plan.sums import Partial, ReduceTables, kind_of, shuffle
 from tiebreak.engine.arithmetic.plan.views import Floats, Integers, check_reach
 from tiebreak.engine.arithmetic.plan.ziv import Collector, coefficient
+from tiebreak.engine.dtypes import TORCH_DTYPES
 from tiebreak.engine.native import Build, load
+from tiebreak.protocol.program.isa import DType, Instruction, ReduceFunction
 
 _KC, _CHUNK, _RUN = 192, 512, 32  # as in sums.c
 _ADD, _FINISH, _LEAVE = 0, 1, 2
@@ -68,20 +71,25 @@ class _Call:
 class TabledSum:
     """A `reduce` of f32 that sums.c computes. Only one thread at a time may run it.
 
-    With `shuffled`, the terms are taken in random order.
+    With `options.shuffled`, the terms of sums are taken in random order.
     """
 
-    def __init__(self, library: ctypes.CDLL, tables: ReduceTables, shuffled: torch.Generator | None) -> None:
-        self._library, self.tables, self._shuffled = library, tables, shuffled
+    def __init__(self, library: ctypes.CDLL, tables: ReduceTables, i: Instruction, options: Options) -> None:
+        self._library, self._tables, self._i = library, tables, i
+        self._shuffled = options.shuffled if i.is_f32_sum else None
+        self._precision = options.rounding(i).precision
         self._kernel = library.contract if tables.out else library.add_up
         self._calls: dict[int, _Call] = {}
         """The call that all runs with terms in order share, by number of threads."""
 
-    def run(self, operands: Operands, out: Tensor, counts: Counts, precision: int, near: Collector | None) -> Tensor:
-        """Writes the sums into `out`: f32, contiguous. `near` collects open elements that are not settled."""
-        call = self._reading(operands)
+    def run(self, operands: Operands, host: Host, near: Collector | None) -> Tensor:
+        out, call = host.empty(self._i.shape, TORCH_DTYPES[self._i.dtype]), self._reading(operands)
         task, threads = call.task, call.threads
         task.out = out.data_ptr()
+        if not self._i.is_f32_sum:
+            find, place, shared = self._library.find_greatest, int(self._is_place), ZivProgress()
+            together(lambda: find(ctypes.byref(task), place, ctypes.byref(shared)), threads)
+            return out
         task.coefficient = call.coefficient if near is None else near.coefficient(call.coefficient)
         parts: list[Floats] = []
 
@@ -93,10 +101,28 @@ class TabledSum:
                     return False
             return True
 
-        progress = run_kernel(compute, out, precision, self.tables.terms, near)
+        progress = run_kernel(compute, out, self._precision, self._tables.terms, near)
+        counts = host.stats.of(kind_of(self._i))
         counts.elements += out.numel()
         progress.add_to(counts, threads)
         return out
+
+    def entries(self, result: int) -> list[TableEntry]:
+        i, tables = self._i, self._tables
+        read = [Touch.of(i.operands[o.index].value, o.reach, DType.F32.size) for o in tables.operands]
+        is_sum = i.is_f32_sum
+        return [
+            TableEntry(
+                kind=(MATRIX if tables.out else SUMS) if is_sum else GREATEST, plan=self._plan,
+                touches=(*read, Touch.of(result, (0, i.numel - 1), i.dtype.size)), work=tables.multiplications,
+                number=self._precision if is_sum else int(self._is_place), counted=kind_of(i) if is_sum else "",
+                varies=self._shuffled is not None,
+            )
+        ]  # fmt: skip
+
+    @property
+    def _is_place(self) -> bool:
+        return self._i.function == ReduceFunction.ARGMAX
 
     def partial(self, operands: Operands) -> Partial:
         """The FP64 sums and the sizes of all elements before rounding."""
@@ -107,39 +133,28 @@ class TabledSum:
             raise MemoryError(f"no memory to compute {task.batches} x {task.m} x {task.n} sums")
         sums, sizes = (torch.from_numpy(memory.reshape(task.parts, -1)) for memory in room)
         total, size = (x[0] if len(x) == 1 else x.sum(0) for x in (sums, sizes))
-        if not self.tables.out:
+        if not self._tables.out:
             return Partial(total, (size,), call.roundings, None)
         rows, columns = torch.split(size.view(task.batches, -1), [task.m, task.n], 1)
         shaped = total.view(task.batches, task.m, task.n)
-        return Partial(shaped, (rows, columns), call.roundings, self.tables.source)
+        return Partial(shaped, (rows, columns), call.roundings, self._tables.source)
 
-    def greatest(self, operand: Tensor, out: Tensor, *, place: bool) -> Tensor:
-        """Writes the greatest term of each output into `out`, or its position among the terms, which is i64."""
-        check_reach(operand, self.tables.operands[0].reach)
-        call = self._prepare(None, sharing(self.tables.multiplications))
-        task, progress = call.task, ZivProgress()
-        task.a, task.out = operand.data_ptr(), out.data_ptr()
-        find = self._library.find_greatest
-        together(lambda: find(ctypes.byref(task), int(place), ctypes.byref(progress)), call.threads)
-        return out
-
-    def plan(self) -> tuple[_Contraction, object]:
-        """The arguments of the kernel without the memory that it reads and writes, and what must outlive them."""
-        call = self._prepare(self._shuffled, 1)
+    def _plan(self) -> tuple[_Contraction, object]:
+        call = self._prepare(1)
         call.task.coefficient = call.coefficient
         return call.task, call.held
 
     def _reading(self, operands: Operands) -> _Call:
         """The call on these operands, which must outlive it."""
-        read = [operands[o.index] for o in self.tables.operands]
-        for operand, tensor in zip(self.tables.operands, read, strict=True):
+        read = [operands[o.index] for o in self._tables.operands]
+        for operand, tensor in zip(self._tables.operands, read, strict=True):
             check_reach(tensor, operand.reach)
-        call = self._prepare(self._shuffled, sharing(self.tables.multiplications))
+        call = self._prepare(sharing(self._tables.multiplications))
         call.task.a, call.task.b = read[0].data_ptr(), read[1].data_ptr() if len(read) > 1 else None
         return call
 
-    def _prepare(self, shuffled: torch.Generator | None, threads: int) -> _Call:
-        tables = self.tables
+    def _prepare(self, threads: int) -> _Call:
+        tables, shuffled = self._tables, self._shuffled
         if shuffled is None and threads in self._calls:
             return self._calls[threads]
         first, (m, n) = tables.operands[0], (len(tables.operands[i].own) for i in (0, -1))

@@ -1,4 +1,4 @@
-/* Units of a step, one after the other, on one thread; and what moves elements without computing: gathers and windows.
+/* Units of a step, one after the other, on one thread.
  *
  * SAFETY: `run_units` checks what a table says against the memory that it is given. The plans are those of the other
  * kernels, made from instructions of a validated program. */
@@ -8,90 +8,6 @@
 
 #include "contraction.h"
 #include "exact.h"
-
-/* ---- moves ---- */
-
-#define MAX_RANK 8
-
-/* out[c] = from[c], for all coordinates c of a box; with an index, from[c] + index[c] * stride: where the index is not
- * in 0 ... bound - 1, `fill`. Strides are in elements. */
-typedef struct {
-    int64_t size, rank, rows, block; /* bytes of an element; rows of the last dim; how many of them are a task */
-    int64_t sizes[MAX_RANK], out_steps[MAX_RANK], from_steps[MAX_RANK], index_steps[MAX_RANK];
-    int64_t out_first, from_first, index_first;
-    int64_t bound, stride;
-    uint64_t fill;
-    const int64_t *index; /* null: none */
-    const char *from;
-    char *out;
-} move;
-
-typedef uint16_t u16 __attribute__((may_alias));
-typedef uint32_t u32 __attribute__((may_alias));
-typedef uint64_t u64 __attribute__((may_alias));
-
-static inline int is_inside(int64_t j, int64_t bound) { return (uint64_t)j < (uint64_t)bound; }
-
-/* One row, from these places on. */
-#define MOVE(NAME, T) \
-    static void NAME(const move *t, int64_t out, int64_t from, int64_t index) { \
-        const int64_t last = t->rank - 1, n = t->sizes[last], step = t->from_steps[last], out_step = t->out_steps[last]; \
-        T *restrict to = (T *)t->out + out; \
-        const T *restrict all = (const T *)t->from; \
-        const int64_t index_step = t->index ? t->index_steps[last] : 0; \
-        if (index_step) { \
-            for (int64_t i = 0; i < n; i++) { \
-                const int64_t j = t->index[index + i * index_step]; \
-                to[i * out_step] = is_inside(j, t->bound) ? all[from + i * step + j * t->stride] : (T)t->fill; \
-            } \
-            return; \
-        } \
-        if (t->index && !is_inside(t->index[index], t->bound)) { \
-            for (int64_t i = 0; i < n; i++) to[i * out_step] = (T)t->fill; \
-            return; \
-        } \
-        all += from + (t->index ? t->index[index] * t->stride : 0); \
-        if (step == 1 && out_step == 1) memcpy(to, all, (size_t)n * sizeof(T)); \
-        else for (int64_t i = 0; i < n; i++) to[i * out_step] = all[i * step]; \
-    }
-MOVE(move_1, uint8_t)
-MOVE(move_2, u16)
-MOVE(move_4, u32)
-MOVE(move_8, u64)
-
-/* Takes tasks until none is left; any number of threads may call it with the same arguments. */
-int move_all(const move *t, progress *shared) {
-    for (int64_t task; (task = shared->next++) * t->block < t->rows;) {
-        int64_t at[MAX_RANK], out = t->out_first, from = t->from_first, index = t->index_first, row = task * t->block;
-        const int64_t end = row + t->block < t->rows ? row + t->block : t->rows;
-        for (int64_t d = t->rank - 2, rest = row; d >= 0; d--) {
-            at[d] = rest % t->sizes[d];
-            rest /= t->sizes[d];
-            out += at[d] * t->out_steps[d];
-            from += at[d] * t->from_steps[d];
-            index += at[d] * t->index_steps[d];
-        }
-        for (; row < end; row++) {
-            switch (t->size) {
-            case 1: move_1(t, out, from, index); break;
-            case 2: move_2(t, out, from, index); break;
-            case 4: move_4(t, out, from, index); break;
-            case 8: move_8(t, out, from, index); break;
-            }
-            for (int64_t d = t->rank - 2; d >= 0; d--) {
-                const int64_t back = at[d] + 1 == t->sizes[d] ? at[d] : -1;
-                at[d] -= back;
-                out -= back * t->out_steps[d];
-                from -= back * t->from_steps[d];
-                index -= back * t->index_steps[d];
-                if (back < 0) break;
-            }
-        }
-    }
-    return 1;
-}
-
-/* ---- tables ---- */
 
 /* Agreed with units.py by position. */
 enum { CHAIN, MATRIX, SUMS, GREATEST, SCATTER, MOVE_ALL, KINDS };
@@ -104,11 +20,12 @@ enum { SLOT, FIRST, END, TOUCH_WORDS };
 typedef uint32_t (*resolver)(int64_t function, uint32_t bits);
 
 typedef struct {
-    int64_t (*chain_run)(const int64_t *, char *const *, int64_t, int64_t, resolver, int64_t *);
     int (*contract)(const contraction *, int, progress *);
     int (*add_up)(const contraction *, int, progress *);
     int (*find_greatest)(const contraction *, int, progress *);
+    int64_t (*chain_run)(const int64_t *, char *const *, int64_t, int64_t, resolver, int64_t *);
     int (*scatter_sum)(const scatter *, progress *);
+    int (*move_all)(const move *, progress *);
     resolver exact;
     /* For each unit ENTRY_WORDS words, then TOUCH_WORDS for each piece of memory that it touches: number in `memory`, first
      * byte and end. */
@@ -142,7 +59,7 @@ static int run_unit(const unit_table *u, const int64_t *unit, char *const *piece
         t.from = pieces[0];
         t.index = last > 1 ? (const int64_t *)(const void *)pieces[1] : 0;
         t.out = pieces[last];
-        done = move_all(&t, &own);
+        done = u->move_all(&t, &own);
     } else {
         contraction t = *(const contraction *)plan;
         t.a = (const float *)(const void *)pieces[0];

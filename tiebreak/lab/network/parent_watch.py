@@ -1,4 +1,4 @@
-"""`python -m tiebreak.node.parent_watch COMMAND ...`: runs `tiebreak COMMAND ...` until standard input ends.
+"""`python -m tiebreak.lab.network.parent_watch COMMAND ...`: runs `tiebreak COMMAND ...` until standard input ends.
 
 Its starter holds the other end of that pipe, which the system closes however its holder dies. So no process of
 `tiebreak up` outlives it, on any platform.
