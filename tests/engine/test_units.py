@@ -18,7 +18,7 @@ from tiebreak.api.builtin.loader import load_task
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.c import units
 from tiebreak.engine.arithmetic.c.threads import limited
-from tiebreak.engine.arithmetic.c.units import LONGEST, Series
+from tiebreak.engine.arithmetic.c.units import LONGEST, UnitSeries
 from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.data.tensors import tensor_bytes
 from tiebreak.engine.run.interpreter import Interpreter, Planned
@@ -33,8 +33,8 @@ def digits() -> Captured:
     return capture_task(load_task("digits"))
 
 
-def series_of(machine: Interpreter) -> list[Series]:
-    return [series for _, series in machine.work if isinstance(series, Series)]
+def series_of(machine: Interpreter) -> list[UnitSeries]:
+    return [series for _, series in machine.work if isinstance(series, UnitSeries)]
 
 
 @pytest.mark.parametrize("permute", [None, 7])

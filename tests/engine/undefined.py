@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic.c.backend import Buffers
-from tiebreak.engine.arithmetic.c.units import Arena
+from tiebreak.engine.arithmetic.c.units import SeriesMemory
 
 BYTE: Final = 0x5A
 PACKAGES: Final = ("arithmetic", "data", "distributed", "logged", "run")
 """The parts of the engine that compute; the others only describe tensors."""
 ALLOCATING: Final = {torch: ("empty", "empty_like", "empty_strided"), np: ("empty", "empty_like")}
-KEPT: Final[list[tuple[Any, str]]] = [(Buffers, "empty"), (Arena, "taken")]
+KEPT: Final[list[tuple[Any, str]]] = [(Buffers, "empty"), (SeriesMemory, "taken")]
 """What gives memory that was used before."""
 
 

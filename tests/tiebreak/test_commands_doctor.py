@@ -41,7 +41,9 @@ def test_doctor_reports_exact_arithmetic_with_and_without_compiled_kernels(comma
     assert rows["torch"] == torch.__version__
     assert rows["torch threads"] == "1"
     assert rows["torch instruction set"] == torch.backends.cpu.get_cpu_capability()
-    assert {rows[f"kernel {name}"] for name in ("sums", "scatter", "chains", "units")} == {builds()["sums"].reason}
+    assert {rows[f"kernel {name}"] for name in ("sums", "scatter", "chains", "moves", "units")} == {
+        builds()["sums"].reason
+    }
     assert rows["kernel hasher"].startswith("compiled with")
 
 
@@ -60,7 +62,8 @@ def test_doctor_reports_disabled_kernels_as_json(monkeypatch: pytest.MonkeyPatch
     assert one["cases"] > 1000
     assert document["environment"]["torch"] == torch.__version__
     assert [(k["name"], k["compiled"], k["detail"]) for k in document["kernels"]] == [
-        (name, False, "switched off by TIEBREAK_NATIVE=0") for name in ("sums", "scatter", "chains", "units", "hasher")
+        (name, False, "switched off by TIEBREAK_NATIVE=0")
+        for name in ("sums", "scatter", "chains", "moves", "units", "hasher")
     ]
 
 

@@ -27,7 +27,7 @@ from tiebreak.cli.main import run, tiebreak
 from tiebreak.engine.arithmetic.c.backend import CBackend
 from tiebreak.engine.arithmetic.c.chains import CompiledChain
 from tiebreak.engine.arithmetic.plain.backend import TorchBackend
-from tiebreak.engine.run.interpreter import OneByOne, Planned, State
+from tiebreak.engine.run.interpreter import Interpreter, OneByOne, Planned, State
 from tiebreak.protocol.commitments.dsse import Envelope, Payload
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.statement import payload_of, sign
@@ -189,15 +189,16 @@ def flipped(tensor: Tensor, at: int) -> Tensor:
 
 def wrong_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel for sums in C that has one bit wrong in results of 20 elements or more."""
-    right = CBackend._tabled
+    right = CBackend._prepared
+    monkeypatch.setattr(Interpreter, "joins", False)
 
-    def tabled(self: CBackend, i: Any, dtypes: Any) -> Any:
+    def prepared_wrongly(self: CBackend, i: Any, dtypes: Any) -> Any:
         prepared = right(self, i, dtypes)
         if prepared is None or not i.is_f32_sum or i.numel < 20:
             return prepared
         return lambda *given: flipped(prepared(*given), 7)
 
-    monkeypatch.setattr(CBackend, "_tabled", tabled)
+    monkeypatch.setattr(CBackend, "_prepared", prepared_wrongly)
 
 
 def wrong_chains(monkeypatch: pytest.MonkeyPatch, before: int | None = None) -> None:

@@ -92,20 +92,20 @@ class CBackend(TorchBackend):
             return super().join(work, body)
         return units.join(work, [self._part(unit, chain, body) for unit, chain in work], body, caller)
 
-    def _part(self, unit: Unit, chain: PreparedChain | None, body: Sequence[Instruction]) -> units.Part | None:
+    def _part(self, unit: Unit, chain: PreparedChain | None, body: Sequence[Instruction]) -> units.SeriesPart | None:
         """A unit as a series has it; None if it is too much for one thread, or left to torch."""
         dying, result = [value for dying in unit.dying for value in dying], unit.members[0]
         if isinstance(chain, chains.CompiledChain):
             made = {store.member.index: store.member.replaces for store in chain.code.stores}
-            return units.Part([units.of_chain(chain)], made, dying) if chain.work <= THREAD else None
+            return units.SeriesPart([units.of_chain(chain)], made, dying) if chain.work <= THREAD else None
         i = body[result]
         if len(unit.members) > 1 or prod(i.index_space) > THREAD:
             return None
         planned = self._planned(i, [TORCH_DTYPES[body[operand.value].dtype] for operand in i.operands])
-        return None if planned is None else units.Part(planned.entries(result), {result: None}, dying)
+        return None if planned is None else units.SeriesPart(planned.entries(result), {result: None}, dying)
 
     def _planned(self, i: Instruction, dtypes: Sequence[torch.dtype]) -> KernelPlan | None:
-        """How kernels compute an instruction; None if torch does."""
+        """The kernel that computes an instruction; None if torch does."""
         match i.opcode:
             case Opcode.GATHER | Opcode.WINDOW if found := moves.build().library:
                 return moves.Moves(found, i, dtypes[0])

@@ -75,7 +75,7 @@ class Caller:
 
 
 @dataclass(frozen=True)
-class Part:
+class SeriesPart:
     """A unit of a series: its entries, what it computes and replaces with that, and what nothing reads afterwards."""
 
     entries: Sequence[TableEntry]
@@ -87,7 +87,7 @@ class Part:
         return sum(entry.work for entry in self.entries)
 
 
-class Arena:
+class SeriesMemory:
     """Memory for what is read inside a series alone; all series of a program share it."""
 
     def __init__(self) -> None:
@@ -104,17 +104,19 @@ class Arena:
         return self._memory
 
 
-class Series:
+class UnitSeries:
     """Units that follow each other, executed by one call. Only one thread at a time may run it."""
 
-    def __init__(self, parts: Sequence[Part], body: Sequence[Instruction], caller: Caller, arena: Arena) -> None:
+    def __init__(
+        self, parts: Sequence[SeriesPart], body: Sequence[Instruction], caller: Caller, arena: SeriesMemory
+    ) -> None:
         self._caller, entries = caller, [entry for part in parts for entry in part.entries]
         inside = {n: old for part in parts for n, old in part.made.items()}
         gone = {n for part in parts for n in part.dying}
         self.reads = frozenset(t.value for entry in entries for t in entry.touches).difference(inside, {FILL})
         """The values from outside."""
         self.dying = tuple(gone & self.reads)
-        """Those that nothing reads afterwards."""
+        """The values among them that nothing reads afterwards."""
         sizes = {n: body[n].numel * body[n].dtype.size for n in (*self.reads, *inside)}
         self._slots = {n: slot for slot, n in enumerate(sizes)}
         self._read = [(self._slots[n], n, TORCH_DTYPES[body[n].dtype], body[n].numel) for n in self.reads]
@@ -217,7 +219,7 @@ def _address(plan: Any) -> int:
     return int(plan.ctypes.data) if isinstance(plan, np.ndarray) else ctypes.addressof(plan)
 
 
-def _places(parts: Sequence[Part], sizes: Mapping[int, int]) -> tuple[dict[int, int], int]:
+def _places(parts: Sequence[SeriesPart], sizes: Mapping[int, int]) -> tuple[dict[int, int], int]:
     """The place of each value in shared memory while it is needed, and how many bytes that takes."""
     places, live, room = dict[int, int](), dict[int, tuple[int, int]](), 0
     for part in parts:
@@ -236,15 +238,15 @@ def _places(parts: Sequence[Part], sizes: Mapping[int, int]) -> tuple[dict[int, 
 
 
 def join(
-    work: Sequence[Work], parts: Sequence[Part | None], body: Sequence[Instruction], caller: Caller
-) -> list[tuple[Sequence[Work], Series | None]]:
+    work: Sequence[Work], parts: Sequence[SeriesPart | None], body: Sequence[Instruction], caller: Caller
+) -> list[tuple[Sequence[Work], UnitSeries | None]]:
     """Units in order, as series and single ones. parts: each unit as a series has it; None: executed on its own."""
-    arena, found, begin = Arena(), list[tuple[Sequence[Work], Series | None]](), 0
+    arena, found, begin = SeriesMemory(), list[tuple[Sequence[Work], UnitSeries | None]](), 0
     for end in range(1, len(work) + 1):
         following = parts[end] if end < len(parts) else None
         series = [part for part in parts[begin:end] if part is not None]
         if following is not None and series and sum(part.work for part in [*series, following]) <= LONGEST:
             continue
-        found.append((work[begin:end], Series(series, body, caller, arena) if series else None))
+        found.append((work[begin:end], UnitSeries(series, body, caller, arena) if series else None))
         begin = end
     return found

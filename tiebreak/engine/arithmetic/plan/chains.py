@@ -220,7 +220,7 @@ class PreparedSeries(Protocol):
     reads: frozenset[int]
     """The values that it reads from outside."""
     dying: tuple[int, ...]
-    """Those that nothing reads afterwards."""
+    """The values among them that nothing reads afterwards."""
 
     def run(self, values: Mapping[int, Tensor], given: Collection[int]) -> dict[int, Tensor]:
         """Executes the units; returns the results that are used afterwards. They may overwrite values in `given`."""
