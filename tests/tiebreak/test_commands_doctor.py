@@ -25,6 +25,8 @@ from tiebreak.protocol.program.isa import MapFunction
 def _one_thread() -> None:
     torch.set_num_threads(1)
 
+IN_C = "sums", "scatter", "chains", "moves", "units"
+
 
 def rows_of(printed: str) -> dict[str, str]:
     return {line[:24].strip(): line[24:] for line in printed.splitlines()}
