@@ -25,6 +25,7 @@ from tiebreak.protocol.program.isa import MapFunction
 def _one_thread() -> None:
     torch.set_num_threads(1)
 
+
 IN_C = "sums", "scatter", "chains", "moves", "units"
 
 
