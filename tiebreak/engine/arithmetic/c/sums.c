@@ -76,19 +76,15 @@ static void multiply_block(const contraction *t, const block *at, int64_t k0, in
         const int64_t kc = k1 - k < t->kc ? k1 - k : t->kc;
         for (int64_t top = 0; top < m; top += rows) {
             const int64_t end = m < top + rows ? m : top + rows;
-            for (int64_t i = top; i < end; i += MR) {
-                double *panel = held.a + (i - top) * kc;
-                pack(panel, a, row_m + i, m - i < MR ? m - i : MR, t->a_k + k, kc, MR);
-                add_squares(held.squares_a + i, panel, kc, MR);
-            }
+            for (int64_t i = top; i < end; i += MR)
+                pack(held.a + (i - top) * kc, held.squares_a + i, a, row_m + i, m - i < MR ? m - i : MR, t->a_k + k, kc, MR);
             for (int64_t j = 0; j < n; j += NR) {
+                const int vectors = n - j < NR ? (int)blocks_of(n - j, LANES) : VECTORS;
                 double *panel = held.b + (rows < m ? j * kc : 0);
-                if (!top) {
-                    pack(panel, b, row_n + j, n - j < NR ? n - j : NR, t->b_k + k, kc, NR);
-                    add_squares(held.squares_b + j, panel, kc, NR);
-                }
+                if (!top)
+                    pack(panel, held.squares_b + j, b, row_n + j, n - j < NR ? n - j : NR, t->b_k + k, kc, vectors * LANES);
                 for (int64_t i = top; i < end; i += MR)
-                    multiply(held.a + (i - top) * kc, panel, kc, c + i * row + j, row, k == k0);
+                    multiply(held.a + (i - top) * kc, panel, kc, c + i * row + j, row, k == k0, end - i < MR ? end - i : MR, vectors);
             }
         }
     }
