@@ -255,24 +255,20 @@ static inline double term_of(const terms *t, const element *e, int64_t r, int64_
 
 /* Whether all terms are multiples of 2^(E+k-52), where they are below 2^E: then any order adds them exactly. */
 static int on_grid(const terms *t, const element *e, int64_t k) {
-    int64_t peak = 0, off = 0;
+    int64_t peak = 0, lowest = INT64_MAX; /* exponent of the greatest; of the lowest bit of all that are not zero */
     for (int64_t r = 0; r < t->runs; r++)
         for (int64_t i = 0; i < t->run; i++) {
             const double x = fabs(term_of(t, e, r, i));
             int64_t pattern;
             memcpy(&pattern, &x, 8);
-            peak = pattern > peak ? pattern : peak;
+            const int64_t exponent = pattern >> 52, low = exponent + __builtin_ctzll((uint64_t)pattern | 1ull << 52);
+            peak = exponent > peak ? exponent : peak;
+            lowest = low < lowest && pattern ? low : lowest;
         }
-    const double shift = from_pattern(((uint64_t)(peak >> 52) + 1 + (uint64_t)k) << 52 | 1ull << 51); /* 1.5 * 2^(E+k) */
-    for (int64_t r = 0; r < t->runs && !off; r++)
-        for (int64_t i = 0; i < t->run; i++) {
-            const double x = term_of(t, e, r, i), high = x + shift;
-            off |= high - shift != x;
-        }
-    return !off;
+    return lowest > peak + k;
 }
 
-/* Settles plain sums on a grid, which many ties are: c is exact. Moves the others to the front: how many. */
+/* Settles sums on a grid, which many ties are: c is exact. Moves the others to the front: how many. */
 static int64_t settle_on_grid(const terms *t, element *open, int64_t count, progress *shared) {
     int64_t left = 0, k = 1;
     while ((int64_t)1 << k < t->runs * t->run) k++;
@@ -308,6 +304,7 @@ static int64_t now(void) {
 
 #define OPEN 256 /* elements settled together */
 #define DENSE 8  /* where one in so many is undecided, a block is summed exactly as a whole */
+#define FEW 64   /* products whose grid is looked at first: factors of few bits, as those of images, leave many ties */
 
 /* Reports or settles up to OPEN undecided elements. */
 static void settle(const terms *t, element *open, int64_t count, progress *shared) {
@@ -315,7 +312,8 @@ static void settle(const terms *t, element *open, int64_t count, progress *share
     const int64_t started = now();
     shared->undecided += count;
     if (shared->limit > 0) count = report(t, open, count, shared);
-    if (!open->b && t->run > 1) count = settle_on_grid(t, open, count, shared); /* two passes over scattered terms cost more */
+    const int64_t terms_each = t->runs * t->run; /* two passes over many scattered terms cost more */
+    if (open->b ? terms_each <= FEW : t->run > 1) count = settle_on_grid(t, open, count, shared);
     for (int64_t j = 0; j < count; j += WIDE) sum_exactly(t, open + j, count - j < WIDE ? count - j : WIDE, shared);
     shared->nanoseconds += now() - started;
 }
@@ -338,4 +336,14 @@ static inline __attribute__((always_inline)) int test_with(
 static int test_row(
     const double *restrict c, double left, const double *restrict right, int64_t n, float *restrict high, int precision) {
     return precision == 32 ? test_with(c, left, right, n, high, 32) : test_with(c, left, right, n, high, precision);
+}
+
+/* The first of a row's undecided elements from j on; n if there is none. */
+static OUTSIDE int64_t next_open(const double *c, double left, const double *right, int64_t j, int64_t n, int precision) {
+    for (int open = 0; j + 8 <= n; j += 8) {
+        for (int s = 0; s < 8; s++) open |= is_open(c[j + s], left * right[j + s], precision);
+        if (open) break;
+    }
+    while (j < n && !is_open(c[j], left * right[j], precision)) j++;
+    return j;
 }

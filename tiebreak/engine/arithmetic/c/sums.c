@@ -31,6 +31,7 @@ typedef struct {
     double *a, *b, *c, *group, *squares_a, *squares_b; /* c and group: rows of `row` elements */
     float *high; /* a row of results */
     int *opens;  /* undecided elements of each row */
+    int *beside; /* whether each four columns' results lie side by side */
     size_t bytes;
     void *memory;
 } room;
@@ -43,7 +44,7 @@ static size_t padded(size_t count) { return (count + 63) & ~(size_t)63; }
 static int make_room(int64_t block_m, int64_t block_n) {
     const size_t m = padded((size_t)block_m + MR), n = padded((size_t)block_n + NR);
     const size_t doubles = m * KC + n * KC + 2 * m * n + m + n;
-    const size_t bytes = 8 * doubles + 4 * (n + m) + 256;
+    const size_t bytes = 8 * doubles + 4 * (2 * n + m) + 256;
     if (bytes > held.bytes) {
         free(held.memory);
         held.memory = aligned_alloc(64, padded(bytes));
@@ -58,6 +59,7 @@ static int make_room(int64_t block_m, int64_t block_n) {
     held.squares_b = held.squares_a + m;
     held.high = (float *)(held.squares_b + n);
     held.opens = (int *)(held.high + n);
+    held.beside = held.opens + m;
     return 1;
 }
 
@@ -616,19 +618,29 @@ static int settle_block(const contraction *t, const block *at, int64_t row, int6
     return 1;
 }
 
+/* Writes a row of results to their places. */
+static void put_results(const float *high, const int64_t *place, int64_t n, float *to) {
+    for (int64_t j = 0; j < n; j += 4)
+        if (held.beside[j / 4]) memcpy(to + place[j], high + j, 4 * sizeof *to);
+        else
+            for (int64_t s = j; s < j + 4 && s < n; s++) to[place[s]] = high[s];
+}
+
 static void finish_block(const contraction *t, const block *at, int64_t row, progress *shared) {
     const float *a = t->a + t->a_batch[at->batch], *b = t->b + t->b_batch[at->batch];
     float *out = t->out + t->out_batch[at->batch];
     for (int64_t j = 0; j < at->n; j++) held.squares_b[j] = sqrt(held.squares_b[j]);
-    const int unit = consecutive(t->out_n + at->n0, at->n), precision = (int)shared->precision;
+    const int64_t *place = t->out_n + at->n0;
+    const int unit = consecutive(place, at->n), precision = (int)shared->precision;
     int64_t opens = 0, rows = 0, waiting = 0;
+    for (int64_t j = 0; !unit && j < at->n; j += 4) held.beside[j / 4] = j + 4 <= at->n && consecutive(place + j, 4);
     for (int64_t i = 0; i < at->m; i++) {
         const double left = sqrt(held.squares_a[i]) * t->coefficient;
-        float *to = out + t->out_m[at->m0 + i], *high = unit ? to + t->out_n[at->n0] : held.high;
+        float *to = out + t->out_m[at->m0 + i], *high = unit ? to + place[0] : held.high;
         held.opens[i] = test_row(held.c + i * row, left, held.squares_b, at->n, high, precision);
         opens += held.opens[i];
         rows += held.opens[i] > 0;
-        for (int64_t j = 0; !unit && j < at->n; j++) to[t->out_n[at->n0 + j]] = high[j];
+        if (!unit) put_results(high, place, at->n, to);
     }
     const int dense = opens >= WIDE && opens * DENSE >= rows * at->n && !(shared->limit > 0);
     if (!opens || (dense && settle_block(t, at, row, opens, shared))) return;
@@ -637,12 +649,10 @@ static void finish_block(const contraction *t, const block *at, int64_t row, pro
     for (int64_t i = 0; i < at->m; i++) {
         const double left = sqrt(held.squares_a[i]) * t->coefficient, *c = held.c + i * row;
         float *to = out + t->out_m[at->m0 + i];
-        for (int64_t j = 0; held.opens[i] && j < at->n; j++) {
-            const double e = left * held.squares_b[j];
-            if (!is_open(c[j], e, precision)) continue;
+        for (int64_t j = 0; held.opens[i] && (j = next_open(c, left, held.squares_b, j, at->n, precision)) < at->n; j++) {
             if (waiting == OPEN) settle(&from, open, waiting, shared), waiting = 0;
             open[waiting++] =
-                (element){a + t->a_m[at->m0 + i], b + t->b_n[at->n0 + j], to + t->out_n[at->n0 + j], c[j], e};
+                (element){a + t->a_m[at->m0 + i], b + t->b_n[at->n0 + j], to + place[j], c[j], left * held.squares_b[j]};
         }
     }
     settle(&from, open, waiting, shared);
