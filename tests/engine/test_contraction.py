@@ -118,7 +118,7 @@ FAULTS = [
     ("return lowest > peak + k;", "return 1;"),  # no integers
     ("(away & (l != 0) & -(~(integers)h & 1))", "0"),  # rounded twice
     (f"high[j] = upper + 0.0f; {ZERO}", "high[j] = upper;"),  # zero of either sign
-    ("isfinite(open[s].e) ? result[s] : NAN;", "result[s];"),  # infinities that should be NaN
+    ("isfinite(open[s].e) ? value : NAN;", "value;"),  # infinities that should be NaN
     ("exact[s] + (float)(e - e);", "exact[s];"),  # those of a block that is summed as a whole
     ("return (size ^ sign) - sign;", "return size;"),  # exact sums of absolute terms
     ("x->below = WHERE(digit, x->rest, x->below);", ""),  # what decides a tie is not looked at
