@@ -7,6 +7,7 @@
 #include "exact.h"
 #include "lanes.h"
 
+#define KC 192 /* terms of a panel, at most */
 #define VECTORS 3
 #define NR (LANES * VECTORS)
 
@@ -22,7 +23,7 @@ static inline void copy(double *to, const float *from) {
 }
 
 /* Four terms of four rows, turned: to[k * width + r] = start[r][term + k]. */
-static inline __attribute__((always_inline)) void turn(double *to, const float *const *start, int64_t term, const int width) {
+static inline __attribute__((always_inline)) void turn(double *to, const float *const *start, int64_t term, int64_t width) {
     quad x[4];
     for (int r = 0; r < 4; r++) x[r] = __builtin_convertvector(*(const quad_of_f32 *)(start[r] + term), quad);
     const quad a = __builtin_shufflevector(x[0], x[1], 0, 4, 2, 6), b = __builtin_shufflevector(x[0], x[1], 1, 5, 3, 7);
@@ -34,19 +35,20 @@ static inline __attribute__((always_inline)) void turn(double *to, const float *
 }
 
 /* Whether four terms follow each other in memory: 1, or -1 if backwards, as those of a flipped filter do; else 0. */
-static inline int direction(const int64_t *term) {
+static inline signed char direction(const int64_t *term) {
     const int64_t step = term[1] - term[0];
-    return term[2] - term[1] == step && term[3] - term[2] == step && (step == 1 || step == -1) ? (int)step : 0;
+    return term[2] - term[1] == step && term[3] - term[2] == step && (step == 1 || step == -1) ? (signed char)step : 0;
 }
 
 /* `width` rows (offsets `row`) times `kc` terms, term by term. If there are fewer `rows`, some of them stand for the others:
- * nobody reads what they yield. */
+ * nobody reads what they yield. `next`: the rows of the next panel, or null. */
 static inline __attribute__((always_inline)) void fill(
     double *restrict to, const float *restrict from, const int64_t *row, int64_t rows, const int64_t *term, int64_t kc,
-    const int width) {
+    const int64_t *next, const int width) {
     if (rows == width && consecutive(row, width)) {
         for (int64_t k = 0; k < kc; k++, to += width) {
             const float *at = from + row[0] + term[k];
+            if (next) __builtin_prefetch(from + next[0] + term[k]), __builtin_prefetch(from + next[width - 1] + term[k]);
             for (int r = 0; r < width; r += LANES)
                 *(vec *)(to + r) = __builtin_convertvector(*(const half_unaligned *)(at + r), vec);
         }
@@ -60,17 +62,26 @@ static inline __attribute__((always_inline)) void fill(
     for (int64_t k = 0; all && k < kc; k++)
 #pragma GCC unroll 8
         for (int r = 0; r < width; r += 4) copy(to + k * width + r, start[r] + term[k]);
-    for (int64_t k = 0, n; !all && k < kc; k += n) {
-        const int step = k + 4 <= kc ? direction(term + k) : 0;
-        n = step ? 4 : 1;
+    signed char steps[KC];
+    for (int64_t k = 0; !all && k < kc; k += steps[k] ? 4 : 1) steps[k] = k + 4 <= kc ? direction(term + k) : 0;
+    for (int64_t begin = 0, k = 0; !all && begin < kc; begin = k) { /* all of a line of memory before others take its place */
+        for (int r = 0; r < width; r++)
+            if (begin + 16 < kc) __builtin_prefetch(start[r] + term[begin + 16]);
+            else if (next) __builtin_prefetch(from + next[r] + term[0]);
         for (int r = 0; r < width; r += 4)
-            if (r + 4 <= width && beside[r / 4])
-                for (int64_t i = k; i < k + n; i++) copy(to + i * width + r, start[r] + term[i]);
-            else if (r + 4 <= width && step > 0) turn(to + k * width + r, start + r, term[k], width);
-            else if (r + 4 <= width && step) turn(to + (k + 3) * width + r, start + r, term[k + 3], -width);
-            else
-                for (int64_t i = k; i < k + n; i++)
-                    for (int s = r; s < r + 4 && s < width; s++) to[i * width + s] = start[s][term[i]];
+            for (k = begin; k < kc && k < begin + 16; k += steps[k] ? 4 : 1) {
+                const int64_t step = steps[k], first = step < 0 ? k + 3 : k; /* of the terms, in memory */
+                double *at = to + k * width + r;
+                if (r + 4 > width)
+                    for (int64_t s = r; s < width; s++)
+                        for (int64_t i = 0; i < (step ? 4 : 1); i++) at[i * width + s - r] = start[s][term[k + i]];
+                else if (step && !beside[r / 4]) turn(to + first * width + r, start + r, term[first], step * width);
+                else if (step)
+                    for (int i = 0; i < 4; i++) copy(at + i * width, start[r] + term[k + i]);
+                else if (beside[r / 4]) copy(at, start[r] + term[k]);
+                else
+                    for (int s = 0; s < 4; s++) at[s] = start[r + s][term[k]];
+            }
     }
 }
 
@@ -96,8 +107,8 @@ static inline __attribute__((always_inline)) void add_squares(
 /* A panel of up to `width` rows, MR or a multiple of LANES, and their squares. */
 static OUTSIDE void pack(
     double *restrict to, double *restrict squares, const float *restrict from, const int64_t *row, int64_t rows,
-    const int64_t *term, int64_t kc, int width) {
-#define PACK(w) fill(to, from, row, rows, term, kc, w), add_squares(squares, to, kc, w)
+    const int64_t *term, int64_t kc, const int64_t *next, int width) {
+#define PACK(w) fill(to, from, row, rows, term, kc, next, w), add_squares(squares, to, kc, w)
     if (width == NR) PACK(NR);
     else if (width == MR) PACK(MR);
     else if (width == 2 * LANES) PACK(2 * LANES);

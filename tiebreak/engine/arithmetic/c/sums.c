@@ -19,7 +19,6 @@
 #include "lanes.h"
 #include "panels.h"
 
-#define KC 192
 #define MC 96
 #define MC_ALONE 256 /* rows that are not cut: their panels stay in the second-level cache */
 
@@ -79,12 +78,14 @@ static void multiply_block(const contraction *t, const block *at, int64_t k0, in
         for (int64_t top = 0; top < m; top += rows) {
             const int64_t end = m < top + rows ? m : top + rows;
             for (int64_t i = top; i < end; i += MR)
-                pack(held.a + (i - top) * kc, held.squares_a + i, a, row_m + i, m - i < MR ? m - i : MR, t->a_k + k, kc, MR);
+                pack(held.a + (i - top) * kc, held.squares_a + i, a, row_m + i, m - i < MR ? m - i : MR, t->a_k + k, kc,
+                     m - i < 2 * MR ? 0 : row_m + i + MR, MR);
             for (int64_t j = 0; j < n; j += NR) {
                 const int vectors = n - j < NR ? (int)blocks_of(n - j, LANES) : VECTORS;
                 double *panel = held.b + (rows < m ? j * kc : 0);
                 if (!top)
-                    pack(panel, held.squares_b + j, b, row_n + j, n - j < NR ? n - j : NR, t->b_k + k, kc, vectors * LANES);
+                    pack(panel, held.squares_b + j, b, row_n + j, n - j < NR ? n - j : NR, t->b_k + k, kc,
+                         n - j < 2 * NR ? 0 : row_n + j + NR, vectors * LANES);
                 for (int64_t i = top; i < end; i += MR)
                     multiply(held.a + (i - top) * kc, panel, kc, c + i * row + j, row, k == k0, end - i < MR ? end - i : MR, vectors);
             }
