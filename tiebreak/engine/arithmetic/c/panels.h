@@ -48,7 +48,7 @@ static inline __attribute__((always_inline)) void fill(
     if (rows == width && consecutive(row, width)) {
         for (int64_t k = 0; k < kc; k++, to += width) {
             const float *at = from + row[0] + term[k];
-            if (next) __builtin_prefetch(from + next[0] + term[k]), __builtin_prefetch(from + next[width - 1] + term[k]);
+            if (next) __builtin_prefetch(from + next[0] + term[k], 0, 2), __builtin_prefetch(from + next[width - 1] + term[k], 0, 2);
             for (int r = 0; r < width; r += LANES)
                 *(vec *)(to + r) = __builtin_convertvector(*(const half_unaligned *)(at + r), vec);
         }
