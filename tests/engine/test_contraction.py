@@ -1,5 +1,7 @@
 """The compiled kernel of sums against integers and its pure twin; and kernels with a fault, which are caught."""
 
+import ctypes
+import mmap
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,13 +14,15 @@ import torch
 
 from tests.engine.arithmetic_cases import PLAIN, Maker, elements_of, expected, kernel_with, matmul, sum_of, sum_over
 from tests.parts import slow_except
-from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic import Arithmetic, Logging
 from tiebreak.engine.arithmetic.c import sums
 from tiebreak.engine.arithmetic.c.threads import limited
+from tiebreak.engine.arithmetic.plan.options import Counts
 from tiebreak.engine.arithmetic.plan.sums import plan_tables
 from tiebreak.engine.run.qualify import qualify
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import Access, DType, Instruction
+from tiebreak.protocol.program.rounding import SumKind
 
 LIBRARY = sums.build().library
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="needs a C compiler")
@@ -81,6 +85,50 @@ def test_compiled_sums_of_any_stride_match_pure_torch(
             cases()
 
 
+TILES = [(1, 1, 1), (2, 3, 9), (3, 4, 10), (5, 17, 12), (6, 5, 16), (7, 34, 25), (8, 1, 7), (11, 20, 49)]
+CONVOLUTIONS = [
+    ((2, 1, 5, 4, 8), (2, 3, 3), (0, (120, 0, 0, 10, 1, 60, 10, 1)), (0, (0, 0, 18, 0, 0, 9, 3, 1))),
+    ((3, 1, 5, 3, 3), (2, 3, 3), (0, (50, 0, 0, 5, 1, 25, 5, 1)), (0, (0, 0, 18, 0, 0, 9, 3, 1))),
+    ((3, 5, 4, 4), (6, 3, 3), (0, (216, 0, 6, 1, 36, 6, 1)), (8, (0, 9, 0, 0, 45, -3, -1))),
+    ((2, 7, 1, 2, 1, 2), (6, 2, 2), (0, (24, 0, 0, 0, 0, 0, 4, 2, 1)), (10, (0, 16, 0, 4, 0, 1, 112, -8, -2))),
+    ((1, 6, 5, 3, 3), (3, 4, 4), (0, (0, 16, 0, 0, 0, 96, 4, 1)), (0, (0, 0, 36, 6, 1, 180, 6, 1))),
+]
+EDGES = [
+    *(matmul(m, k, n, 2, transposed=(k % 2 == 0, n % 2 == 0)) for m, k, n in TILES),
+    *(sum_over(shape, terms, Access(0, *a), Access(1, *b)) for shape, terms, a, b in CONVOLUTIONS),
+]
+"""Products whose tiles are not full, and convolutions: filters, turned ones, strided ones, and gradients."""
+
+
+def fenced(x: torch.Tensor, *, front: bool) -> torch.Tensor:
+    """A copy that begins where readable memory begins, or ends where it ends."""
+    size = -(-4 * x.numel() // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, size + 2 * mmap.PAGESIZE)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    for fence in (address, address + mmap.PAGESIZE + size):
+        assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(fence), ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+    start = mmap.PAGESIZE + (0 if front else size - 4 * x.numel())
+    return torch.frombuffer(memory, dtype=x.dtype, count=x.numel(), offset=start).copy_(x)
+
+
+@pytest.mark.parametrize("style", ["gauss", "ties", "any"])
+def test_edges_of_products_match_pure_torch_and_touch_nothing_else(style: str, cases: Callable[[], None]) -> None:
+    assert LIBRARY is not None
+    for number, (i, front) in enumerate(product(EDGES, (False, True))):
+        make, tables = Maker(random.Random(number)), plan_tables(i)
+        assert tables is not None
+        given = [make.tensor(DType.F32, a.extent(i.index_space)[1] + 1, style) for a in i.operands]
+        right, fences = Arithmetic(compiled=False).execute(i, given, 0), [fenced(x, front=front) for x in given]
+        for order in (None, torch.Generator().manual_seed(number)):
+            for near in (None, Logging({}, {SumKind.PRODUCTS: 2}).collector(SumKind.PRODUCTS)):
+                out = fenced(torch.full(i.shape, 7.0).view(-1), front=front)
+                sums.TabledSum(LIBRARY, tables, order).run(fences, out, Counts(), 32, near)
+                if near is not None:
+                    out[near.found().elements] = right.view(-1)[near.found().elements]
+                assert torch.equal(out.nan_to_num(7.0), right.view(-1).nan_to_num(7.0)), i
+                cases()
+
+
 def test_sums_that_read_outside_their_operand_are_refused() -> None:
     """Validation of programs comes first; the kernel's caller checks again."""
     with pytest.raises(ValueError, match=r"places 0 \.\.\. 18"):
@@ -115,10 +163,10 @@ FAULTS = [
         f"{ZERO}\n        open += !(upper == lower);",
         f"{ZERO}\n        open += !(c[j] == c[j]);",
     ),  # Ziv's test left out: FP64, then rounded
-    ("return !off;", "return 1;"),  # no integers
+    ("return lowest > peak + k;", "return 1;"),  # no integers
     ("(away & (l != 0) & -(~(integers)h & 1))", "0"),  # rounded twice
     (f"high[j] = upper + 0.0f; {ZERO}", "high[j] = upper;"),  # zero of either sign
-    ("isfinite(open[s].e) ? result[s] : NAN;", "result[s];"),  # infinities that should be NaN
+    ("isfinite(open[s].e) ? value : NAN;", "value;"),  # infinities that should be NaN
     ("exact[s] + (float)(e - e);", "exact[s];"),  # those of a block that is summed as a whole
     ("return (size ^ sign) - sign;", "return size;"),  # exact sums of absolute terms
     ("x->below = WHERE(digit, x->rest, x->below);", ""),  # what decides a tie is not looked at

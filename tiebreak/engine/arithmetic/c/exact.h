@@ -72,6 +72,7 @@ static inline int is_open(double c, double e, int precision) {
 #define ABOVE 12  /* bins above the highest term's: its 55 bits, 2^31 terms and a sign */
 #define BINS 80   /* of 506 bits and ABOVE, in whole digits */
 #define DIGIT 48  /* bits: a multiple of a bin's; 52 of bins of 26 */
+#define OPEN 256  /* elements settled together: they often share lines of memory */
 #define SAFE 480  /* terms below 2^54 that fit a bin together, digits and carries too; of those below 2^55, half as many */
 
 /* Compiled apart from its callers: GCC else looks up inside of the loops where this thread's memory is. */
@@ -170,7 +171,7 @@ static OUTSIDE void round_sums(int64_t *sums, int lo, int hi, int precision, flo
 }
 
 typedef struct {
-    _Alignas(64) int64_t sums[BINS * WIDE]; /* all zero while nothing is being summed */
+    _Alignas(64) int64_t sums[OPEN / WIDE][BINS * WIDE]; /* all zero while nothing is being summed */
     float x[2][WIDE][SAFE / 2 + 8];         /* factors; rows apart, so that they share no cache set */
     int64_t m[WIDE][SAFE / 2 + 8];
     int16_t place[WIDE][SAFE / 2 + 8];
@@ -216,31 +217,38 @@ static OUTSIDE void decode_terms(
     *hi = most;
 }
 
-static OUTSIDE void add_terms(superaccumulator *x, int64_t count, int64_t n) {
+static OUTSIDE void add_terms(superaccumulator *x, int64_t *sums, int64_t count, int64_t n) {
     for (int64_t k = 0; k < n; k++)
-        for (int64_t s = 0; s < count; s++) x->sums[x->place[s][k] + s] += x->m[s][k];
+        for (int64_t s = 0; s < count; s++) sums[x->place[s][k] + s] += x->m[s][k];
 }
 
-/* Exact sums of up to WIDE elements. */
+/* Exact sums of up to OPEN elements. */
 static void sum_exactly(const terms *t, const element *open, int64_t count, progress *shared) {
     superaccumulator *x = &exact_sums;
     const int64_t all = t->runs * t->run;
     const int precision = (int)shared->precision;
-    int lo = BINS, hi = -1;
+    int lo[OPEN / WIDE], hi[OPEN / WIDE];
     int64_t wrong = 0;
-    float result[WIDE] = {0};
-    for (int64_t k = 0; k < all; k += SAFE / 2) {
-        const int64_t n = all - k < SAFE / 2 ? all - k : SAFE / 2;
-        for (int right = 0; right <= (open->b != 0); right++) read_factors(t, open, count, right, k, n, x->x[right]);
-        for (int64_t s = 0; s < count; s++)
-            decode_terms(x->x[0][s], open->b ? x->x[1][s] : 0, n, x->m[s], x->place[s], &lo, &hi);
-        add_terms(x, count, n);
-        if (hi >= 0 && k + n < all) carry_sums(x->sums, lo, hi);
-    }
-    if (hi >= 0) round_sums(x->sums, lo, hi, precision, result);
-    for (int64_t s = 0; s < count; s++) {
-        *open[s].to = isfinite(open[s].e) ? result[s] : NAN; /* e is not finite where a term is not */
-        wrong += isfinite(open[s].e) && result[s] != round_to(open[s].c, precision);
+    for (int64_t g = 0; g < OPEN / WIDE; g++) lo[g] = BINS, hi[g] = -1;
+    for (int64_t k = 0; k < all; k += SAFE / 2)
+        for (int64_t first = 0; first < count; first += WIDE) {
+            const int64_t n = all - k < SAFE / 2 ? all - k : SAFE / 2, g = first / WIDE;
+            const int64_t width = count - first < WIDE ? count - first : WIDE;
+            for (int right = 0; right <= (open->b != 0); right++) read_factors(t, open + first, width, right, k, n, x->x[right]);
+            for (int64_t s = 0; s < width; s++)
+                decode_terms(x->x[0][s], open->b ? x->x[1][s] : 0, n, x->m[s], x->place[s], lo + g, hi + g);
+            add_terms(x, x->sums[g], width, n);
+            if (hi[g] >= 0 && k + n < all) carry_sums(x->sums[g], lo[g], hi[g]);
+        }
+    for (int64_t first = 0; first < count; first += WIDE) {
+        const int64_t g = first / WIDE;
+        float result[WIDE] = {0};
+        if (hi[g] >= 0) round_sums(x->sums[g], lo[g], hi[g], precision, result);
+        for (int64_t s = first; s < count && s < first + WIDE; s++) {
+            const float value = result[s - first];
+            *open[s].to = isfinite(open[s].e) ? value : NAN; /* e is not finite where a term is not */
+            wrong += isfinite(open[s].e) && value != round_to(open[s].c, precision);
+        }
     }
     shared->twice += count;
     shared->wrong += wrong;
@@ -255,24 +263,20 @@ static inline double term_of(const terms *t, const element *e, int64_t r, int64_
 
 /* Whether all terms are multiples of 2^(E+k-52), where they are below 2^E: then any order adds them exactly. */
 static int on_grid(const terms *t, const element *e, int64_t k) {
-    int64_t peak = 0, off = 0;
+    int64_t peak = 0, lowest = INT64_MAX; /* exponent of the greatest; of the lowest bit of all that are not zero */
     for (int64_t r = 0; r < t->runs; r++)
         for (int64_t i = 0; i < t->run; i++) {
             const double x = fabs(term_of(t, e, r, i));
             int64_t pattern;
             memcpy(&pattern, &x, 8);
-            peak = pattern > peak ? pattern : peak;
+            const int64_t exponent = pattern >> 52, low = exponent + __builtin_ctzll((uint64_t)pattern | 1ull << 52);
+            peak = exponent > peak ? exponent : peak;
+            lowest = low < lowest && pattern ? low : lowest;
         }
-    const double shift = from_pattern(((uint64_t)(peak >> 52) + 1 + (uint64_t)k) << 52 | 1ull << 51); /* 1.5 * 2^(E+k) */
-    for (int64_t r = 0; r < t->runs && !off; r++)
-        for (int64_t i = 0; i < t->run; i++) {
-            const double x = term_of(t, e, r, i), high = x + shift;
-            off |= high - shift != x;
-        }
-    return !off;
+    return lowest > peak + k;
 }
 
-/* Settles plain sums on a grid, which many ties are: c is exact. Moves the others to the front: how many. */
+/* Settles sums on a grid, which many ties are: c is exact. Moves the others to the front: how many. */
 static int64_t settle_on_grid(const terms *t, element *open, int64_t count, progress *shared) {
     int64_t left = 0, k = 1;
     while ((int64_t)1 << k < t->runs * t->run) k++;
@@ -306,8 +310,8 @@ static int64_t now(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-#define OPEN 256 /* elements settled together */
 #define DENSE 8  /* where one in so many is undecided, a block is summed exactly as a whole */
+#define FEW 64   /* products whose grid is looked at first: factors of few bits, as those of images, leave many ties */
 
 /* Reports or settles up to OPEN undecided elements. */
 static void settle(const terms *t, element *open, int64_t count, progress *shared) {
@@ -315,8 +319,9 @@ static void settle(const terms *t, element *open, int64_t count, progress *share
     const int64_t started = now();
     shared->undecided += count;
     if (shared->limit > 0) count = report(t, open, count, shared);
-    if (!open->b && t->run > 1) count = settle_on_grid(t, open, count, shared); /* two passes over scattered terms cost more */
-    for (int64_t j = 0; j < count; j += WIDE) sum_exactly(t, open + j, count - j < WIDE ? count - j : WIDE, shared);
+    const int64_t terms_each = t->runs * t->run; /* two passes over many scattered terms cost more */
+    if (open->b ? terms_each <= FEW : t->run > 1) count = settle_on_grid(t, open, count, shared);
+    if (count) sum_exactly(t, open, count, shared);
     shared->nanoseconds += now() - started;
 }
 
@@ -338,4 +343,14 @@ static inline __attribute__((always_inline)) int test_with(
 static int test_row(
     const double *restrict c, double left, const double *restrict right, int64_t n, float *restrict high, int precision) {
     return precision == 32 ? test_with(c, left, right, n, high, 32) : test_with(c, left, right, n, high, precision);
+}
+
+/* The first of a row's undecided elements from j on; n if there is none. */
+static OUTSIDE int64_t next_open(const double *c, double left, const double *right, int64_t j, int64_t n, int precision) {
+    for (int open = 0; j + 8 <= n; j += 8) {
+        for (int s = 0; s < 8; s++) open |= is_open(c[j + s], left * right[j + s], precision);
+        if (open) break;
+    }
+    while (j < n && !is_open(c[j], left * right[j], precision)) j++;
+    return j;
 }

@@ -19,7 +19,6 @@
 #include "lanes.h"
 #include "panels.h"
 
-#define KC 192
 #define MC 96
 #define MC_ALONE 256 /* rows that are not cut: their panels stay in the second-level cache */
 
@@ -31,6 +30,7 @@ typedef struct {
     double *a, *b, *c, *group, *squares_a, *squares_b; /* c and group: rows of `row` elements */
     float *high; /* a row of results */
     int *opens;  /* undecided elements of each row */
+    int *beside; /* whether each four columns' results lie side by side */
     size_t bytes;
     void *memory;
 } room;
@@ -43,7 +43,7 @@ static size_t padded(size_t count) { return (count + 63) & ~(size_t)63; }
 static int make_room(int64_t block_m, int64_t block_n) {
     const size_t m = padded((size_t)block_m + MR), n = padded((size_t)block_n + NR);
     const size_t doubles = m * KC + n * KC + 2 * m * n + m + n;
-    const size_t bytes = 8 * doubles + 4 * (n + m) + 256;
+    const size_t bytes = 8 * doubles + 4 * (2 * n + m) + 256;
     if (bytes > held.bytes) {
         free(held.memory);
         held.memory = aligned_alloc(64, padded(bytes));
@@ -58,6 +58,7 @@ static int make_room(int64_t block_m, int64_t block_n) {
     held.squares_b = held.squares_a + m;
     held.high = (float *)(held.squares_b + n);
     held.opens = (int *)(held.high + n);
+    held.beside = held.opens + m;
     return 1;
 }
 
@@ -76,19 +77,17 @@ static void multiply_block(const contraction *t, const block *at, int64_t k0, in
         const int64_t kc = k1 - k < t->kc ? k1 - k : t->kc;
         for (int64_t top = 0; top < m; top += rows) {
             const int64_t end = m < top + rows ? m : top + rows;
-            for (int64_t i = top; i < end; i += MR) {
-                double *panel = held.a + (i - top) * kc;
-                pack(panel, a, row_m + i, m - i < MR ? m - i : MR, t->a_k + k, kc, MR);
-                add_squares(held.squares_a + i, panel, kc, MR);
-            }
+            for (int64_t i = top; i < end; i += MR)
+                pack(held.a + (i - top) * kc, held.squares_a + i, a, row_m + i, m - i < MR ? m - i : MR, t->a_k + k, kc,
+                     m - i < 2 * MR ? 0 : row_m + i + MR, MR);
             for (int64_t j = 0; j < n; j += NR) {
+                const int vectors = n - j < NR ? (int)blocks_of(n - j, LANES) : VECTORS;
                 double *panel = held.b + (rows < m ? j * kc : 0);
-                if (!top) {
-                    pack(panel, b, row_n + j, n - j < NR ? n - j : NR, t->b_k + k, kc, NR);
-                    add_squares(held.squares_b + j, panel, kc, NR);
-                }
+                if (!top)
+                    pack(panel, held.squares_b + j, b, row_n + j, n - j < NR ? n - j : NR, t->b_k + k, kc,
+                         n - j < 2 * NR ? 0 : row_n + j + NR, vectors * LANES);
                 for (int64_t i = top; i < end; i += MR)
-                    multiply(held.a + (i - top) * kc, panel, kc, c + i * row + j, row, k == k0);
+                    multiply(held.a + (i - top) * kc, panel, kc, c + i * row + j, row, k == k0, end - i < MR ? end - i : MR, vectors);
             }
         }
     }
@@ -620,19 +619,29 @@ static int settle_block(const contraction *t, const block *at, int64_t row, int6
     return 1;
 }
 
+/* Writes a row of results to their places. */
+static void put_results(const float *high, const int64_t *place, int64_t n, float *to) {
+    for (int64_t j = 0; j < n; j += 4)
+        if (held.beside[j / 4]) memcpy(to + place[j], high + j, 4 * sizeof *to);
+        else
+            for (int64_t s = j; s < j + 4 && s < n; s++) to[place[s]] = high[s];
+}
+
 static void finish_block(const contraction *t, const block *at, int64_t row, progress *shared) {
     const float *a = t->a + t->a_batch[at->batch], *b = t->b + t->b_batch[at->batch];
     float *out = t->out + t->out_batch[at->batch];
     for (int64_t j = 0; j < at->n; j++) held.squares_b[j] = sqrt(held.squares_b[j]);
-    const int unit = consecutive(t->out_n + at->n0, at->n), precision = (int)shared->precision;
+    const int64_t *place = t->out_n + at->n0;
+    const int unit = consecutive(place, at->n), precision = (int)shared->precision;
     int64_t opens = 0, rows = 0, waiting = 0;
+    for (int64_t j = 0; !unit && j < at->n; j += 4) held.beside[j / 4] = j + 4 <= at->n && consecutive(place + j, 4);
     for (int64_t i = 0; i < at->m; i++) {
         const double left = sqrt(held.squares_a[i]) * t->coefficient;
-        float *to = out + t->out_m[at->m0 + i], *high = unit ? to + t->out_n[at->n0] : held.high;
+        float *to = out + t->out_m[at->m0 + i], *high = unit ? to + place[0] : held.high;
         held.opens[i] = test_row(held.c + i * row, left, held.squares_b, at->n, high, precision);
         opens += held.opens[i];
         rows += held.opens[i] > 0;
-        for (int64_t j = 0; !unit && j < at->n; j++) to[t->out_n[at->n0 + j]] = high[j];
+        if (!unit) put_results(high, place, at->n, to);
     }
     const int dense = opens >= WIDE && opens * DENSE >= rows * at->n && !(shared->limit > 0);
     if (!opens || (dense && settle_block(t, at, row, opens, shared))) return;
@@ -641,12 +650,10 @@ static void finish_block(const contraction *t, const block *at, int64_t row, pro
     for (int64_t i = 0; i < at->m; i++) {
         const double left = sqrt(held.squares_a[i]) * t->coefficient, *c = held.c + i * row;
         float *to = out + t->out_m[at->m0 + i];
-        for (int64_t j = 0; held.opens[i] && j < at->n; j++) {
-            const double e = left * held.squares_b[j];
-            if (!is_open(c[j], e, precision)) continue;
+        for (int64_t j = 0; held.opens[i] && (j = next_open(c, left, held.squares_b, j, at->n, precision)) < at->n; j++) {
             if (waiting == OPEN) settle(&from, open, waiting, shared), waiting = 0;
             open[waiting++] =
-                (element){a + t->a_m[at->m0 + i], b + t->b_n[at->n0 + j], to + t->out_n[at->n0 + j], c[j], e};
+                (element){a + t->a_m[at->m0 + i], b + t->b_n[at->n0 + j], to + place[j], c[j], left * held.squares_b[j]};
         }
     }
     settle(&from, open, waiting, shared);

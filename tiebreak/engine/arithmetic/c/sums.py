@@ -24,8 +24,9 @@ from tiebreak.protocol.program.isa import DType, Instruction, ReduceFunction
 
 _KC, _CHUNK, _RUN = 192, 512, 32  # as in sums.c
 _ADD, _FINISH, _LEAVE = 0, 1, 2
-BLOCK: Final = 512
-"""The most rows and columns of a block, which stays in cache with its panels."""
+BLOCK: Final = 768
+"""The most rows of a block: with half as many columns, their panels fit a second-level cache of 1 MiB by turns. Fewer
+rows leave room for more columns."""
 LONG: Final = 4096
 """The number of terms from which on shorter panels pay."""
 
@@ -194,7 +195,7 @@ def _set_blocks(task: _Contraction, matrix: bool, threads: int) -> int:
     """Chooses the bound, and blocks and parts that give every thread work; returns the roundings on a term's path."""
     wanted = 1 if threads == 1 else 4 * threads
     if matrix:
-        task.block_m, task.block_n = min(BLOCK, task.m), min(2 * BLOCK, task.n)
+        task.block_m, task.block_n = (m := min(BLOCK, task.m)), min(task.n, 1024, max(BLOCK // 2, BLOCK**2 // 2 // m))
         while _blocks(task) < wanted and max(task.block_m, task.block_n) > 96:
             larger = "block_m" if task.block_m >= task.block_n else "block_n"
             setattr(task, larger, ceil(getattr(task, larger) / 24) * 12)

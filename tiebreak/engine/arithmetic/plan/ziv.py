@@ -26,8 +26,8 @@ bits, so that the second rounding never sees a false tie. If no addition errs, e
 sums all fit into FP64.
 
 **Exact.** Elements that are still undecided are summed in fixed point: in torch (`arithmetic/plain/exact.py`), and by
-kernels. The compiled ones (exact.h) have no doubled precision: C of a plain sum whose terms lie on a grid is exact, and
-every other undecided sum goes to the superaccumulator.
+kernels. The compiled ones (exact.h) have no doubled precision: C of a plain sum, or of at most 64 products, is exact if
+its terms lie on a grid, and every other undecided sum goes to the superaccumulator.
 
 **Near ties** (SPEC section 5.1). Under policy `logged`, an engine computes a sum as c with an error of at most e (with
 a calibrated threshold, as far as calibration has seen): e = coefficient * N with the N above. The element is *open* if
