@@ -428,9 +428,8 @@ class Builder:
     def random(self, shape: Sequence[int]) -> Ref:
         """Uniform f32 in [0, 1), drawn anew in every step; the key is the job's seed."""
         seed, step = (scalar.expand(shape).access() for scalar in (self.seed(), self.step()))
-        return self.emit(
-            Opcode.RANDOM, DType.F32, shape, seed, step, params=isa.RandomParams(stream=self._next_stream())
-        )
+        params = isa.RandomParams(stream=self._next_stream())
+        return self.emit(Opcode.RANDOM, DType.F32, shape, seed, step, params=params)
 
     def shuffle(self, index: Ref, epoch: Ref, n: int) -> Ref:
         """The job's permutation of 0 ... n-1 in the given epoch, at each index."""
@@ -461,17 +460,13 @@ class Builder:
         }
         body = [_renumbered(self.instructions[old], renumber, slots) for old in live]
         last = (replace(loss, value=renumber[loss.value]).access(),)
-        body.append(
-            Instruction(opcode=Opcode.MAP, function=MapFunction.COPY, dtype=DType.F32, operands=last, origin="loss")
-        )
+        copy = Instruction(opcode=Opcode.MAP, function=MapFunction.COPY, dtype=DType.F32, operands=last, origin="loss")
+        body.append(copy)
         commits = []
         for slot, (name, ref) in enumerate(whole.items()):
-            operands, params = (
-                (Access(renumber[ref.value], 0, isa.row_major(ref.shape)),),
-                isa.Slot(slot=slot, name=name),
-            )
+            held, params = Access(renumber[ref.value], 0, isa.row_major(ref.shape)), isa.Slot(slot=slot, name=name)
             commits.append(Instruction(
-                opcode=Opcode.COMMIT, dtype=ref.dtype, shape=ref.shape, operands=operands, params=params, origin=name
+                opcode=Opcode.COMMIT, dtype=ref.dtype, shape=ref.shape, operands=(held,), params=params, origin=name
             ))  # fmt: skip
         program = Program(tuple(body), tuple(commits))
         program.validate()

@@ -277,17 +277,14 @@ _BITS: Final = 160
 """The fraction bits of the fixed point for cosines. The errors of all steps stay far below a float's last place."""
 
 
-_TAKING: Final = taking(
-    steps=STEPS,
-    warmup=whole(0, (1 << 32) - 1),
-    floor=share(0, 1),
-    gamma=share(0, 1),
-    start=share(0, 1),
-    final=share(0, 1),
-    milestones=Expectation(
-        "a list of steps", lambda x: isinstance(x, list | tuple) and all(isinstance(m, int) for m in x)
-    ),
+_SHARE: Final = share(0, 1)
+_MILESTONES: Final = Expectation(
+    "a list of steps", lambda x: isinstance(x, list | tuple) and all(isinstance(m, int) for m in x)
 )
+_TAKING: Final = taking(
+    steps=STEPS, warmup=whole(0, (1 << 32) - 1), floor=_SHARE, gamma=_SHARE, start=_SHARE, final=_SHARE,
+    milestones=_MILESTONES,
+)  # fmt: skip
 
 
 @_TAKING
