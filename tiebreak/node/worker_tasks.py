@@ -135,16 +135,15 @@ class WorkerTasks:
         except (CannotCheck, VerificationError) as error:
             # Files that do not verify did so when they came, so they were damaged on this disk; only the logs of
             # policy `logged` are checked no earlier than where they are followed.
-            if isinstance(task, tasks.Compute) and (
-                isinstance(task.work, e.Train | e.Gather) or not task.job.is_logged
-            ):
+            work = task.work if isinstance(task, tasks.Compute) else None
+            if isinstance(work, e.Train | e.Gather) or (work is not None and not task.job.is_logged):
                 return Failed(reason=str(error))
             return Answer(problem=str(error))
-        except TiebreakError as error:
-            return _failed(task, str(error))
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
-            return _failed(task, f"{error!r} at {where.filename}:{where.lineno}")
+            reason = str(error) if isinstance(error, TiebreakError) else f"{error!r} at {where.filename}:{where.lineno}"
+            # A program that is tried for the first time stays out; any other task is tried again.
+            return Answer(problem=reason) if isinstance(task, tasks.Try) else Failed(reason=reason)
 
     def _folder(self, job: Job) -> Path:
         return self._settings.folder / JOBS / job.id.hex()
@@ -299,13 +298,10 @@ class WorkerTasks:
     def _interpreter(self, run: RunDirectory, attempt: int = 0) -> Interpreter:
         """The interpreter of a run: with this machine's settings, and in later attempts with sums in random orders."""
         if (run.job.id, attempt) not in self._interpreters:
-            self._interpreters[run.job.id, attempt] = self._make_interpreter(run, attempt)
+            machine = replace(self._machine, permute=PERMUTATION + attempt) if attempt else self._machine
+            self._interpreters[run.job.id, attempt] = make_interpreter(run.program, machine, run.job)
         use_threads(1 if attempt else self._machine.threads)
         return self._interpreters[run.job.id, attempt]
-
-    def _make_interpreter(self, run: RunDirectory, attempt: int) -> Interpreter:
-        machine = replace(self._machine, permute=PERMUTATION + attempt) if attempt else self._machine
-        return make_interpreter(run.program, machine, run.job)
 
     def _told(self, job: Job, sampler: Sampler) -> Callable[[Progress], None]:
         """Tells losses every now and then."""
@@ -340,8 +336,3 @@ def rate_of(dtype: torch.dtype, device: str) -> float:
         float((left @ left)[0, 0])  # which also waits for a GPU
         taken.append(time.perf_counter() - started)
     return float(2 * SIDE**3 / min(taken))
-
-
-def _failed(task: Task, reason: str) -> Answer | Failed:
-    """A task that fails is tried again, except a program that is tried for the first time: it stays out."""
-    return Answer(problem=reason) if isinstance(task, tasks.Try) else Failed(reason=reason)

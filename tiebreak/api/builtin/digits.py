@@ -67,15 +67,9 @@ def task(steps: int = 72) -> Task:
         torch.manual_seed(1)
         model = DigitsNet()
     return Task(
-        name="digits",
-        model=model,
-        loss=loss,
-        optimizer=SGD(lr=0.05, momentum=0.9, weight_decay=5e-4),
+        name="digits", model=model, loss=loss, optimizer=SGD(lr=0.05, momentum=0.9, weight_decay=5e-4),
         schedule=warmup_linear(steps, warmup=min(4, steps - 1), floor=0.05),
         data={"images": train_images, "labels": train_labels},
-        batch=Batch(size=32, examples=Rows(names=("images", "labels"))),
-        steps=steps,
-        checkpoint_interval=min(12, steps),
-        seed=1,
-        evaluate=evaluate,
-    )
+        batch=Batch(size=32, examples=Rows(names=("images", "labels"))), steps=steps,
+        checkpoint_interval=min(12, steps), seed=1, evaluate=evaluate,
+    )  # fmt: skip

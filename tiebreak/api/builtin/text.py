@@ -123,15 +123,8 @@ def task(steps: int = 40) -> Task:
         torch.manual_seed(2)
         model = ByteGPT()
     return Task(
-        name="text",
-        model=model,
-        loss=loss,
-        optimizer=AdamW(lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.01),
-        schedule=warmup_linear(steps, warmup=min(8, steps - 1), floor=0.1),
-        data={"text": training},
-        batch=Batch(size=16, examples=examples),
-        steps=steps,
-        checkpoint_interval=min(8, steps),
-        seed=2,
+        name="text", model=model, loss=loss, optimizer=AdamW(lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.01),
+        schedule=warmup_linear(steps, warmup=min(8, steps - 1), floor=0.1), data={"text": training},
+        batch=Batch(size=16, examples=examples), steps=steps, checkpoint_interval=min(8, steps), seed=2,
         evaluate=evaluate,
-    )
+    )  # fmt: skip

@@ -285,13 +285,9 @@ class Ownership:
 
 
 def check(
-    made: OwnershipClaim,
-    challenge: OwnershipChallenge,
-    machine: Machine,
-    *,
-    model: Path | None = None,
+    made: OwnershipClaim, challenge: OwnershipChallenge, machine: Machine, *, model: Path | None = None,
     certificate: Path | None = None,
-) -> Ownership:
+) -> Ownership:  # fmt: skip
     """Checks an answer to this checker's own challenge. Raises `VerificationError` unless it holds.
 
     model, certificate: the disputed weights, as `tiebreak verify` takes them, and their certificate; both or neither.

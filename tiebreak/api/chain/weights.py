@@ -85,10 +85,6 @@ def write_weights(
         save_file(tensors, part, metadata={"format": "pt"})
         beside.rename(part.name, path.name)
     return WrittenWeights(
-        path=output,
-        tensors=len(tensors),
-        parameters=sum(tensor.numel() for tensor in tensors.values()),
-        step=run.job.steps,
-        state_root=records[-1].state_root,
-        settled=settled,
-    )
+        path=output, tensors=len(tensors), parameters=sum(tensor.numel() for tensor in tensors.values()),
+        step=run.job.steps, state_root=records[-1].state_root, settled=settled,
+    )  # fmt: skip

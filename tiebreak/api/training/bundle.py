@@ -136,15 +136,11 @@ def load_bundle(folder: Path) -> Bundle:
             check = manifest.take("check", "slice, none, or no such field", lambda found: found in ("slice", "none"))
         program = decoded(folder / PROGRAM, Program.decode, files.read(PROGRAM, MAX_PROGRAM_BYTES))
         bundle = Bundle(
-            name=manifest.text("name"),
-            steps=manifest.integer("steps", 1, MAX_STEPS),
-            checkpoint_interval=manifest.integer("checkpoint_interval", 1, MAX_STEPS),
-            program=program,
-            state=read_tensors(files, STATE, program.state_spec()),
-            data=map_tensors(files, DATA, program.data_spec()),
-            check=check,
-            origins=files.read(ORIGINS, MAX_ORIGINS_BYTES) if files.holds(ORIGINS) else b"",
-        )
+            name=manifest.text("name"), steps=manifest.integer("steps", 1, MAX_STEPS),
+            checkpoint_interval=manifest.integer("checkpoint_interval", 1, MAX_STEPS), program=program,
+            state=read_tensors(files, STATE, program.state_spec()), data=map_tensors(files, DATA, program.data_spec()),
+            check=check, origins=files.read(ORIGINS, MAX_ORIGINS_BYTES) if files.holds(ORIGINS) else b"",
+        )  # fmt: skip
     for (name, root), file in zip(bundle.roots().items(), (PROGRAM, STATE, DATA), strict=True):
         manifest.same(name, root, f", the root of {folder / file}")
     manifest.finish()

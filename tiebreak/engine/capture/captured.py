@@ -250,18 +250,12 @@ def draft_job(
     `exact`.
     """
     return Job.over(
-        captured.program,
-        client=client,
-        trainer=trainer,
+        captured.program, client=client, trainer=trainer,
         initial_state_root=state_tree(identities(captured.state)).root,
-        data_root=data_tree(data_identities(captured.data, cache=FactsCache())).root,
-        steps=steps,
-        checkpoint_interval=checkpoint_interval,
-        policy=int(policy),
-        precision=precision,
-        tolerances=tolerances,
+        data_root=data_tree(data_identities(captured.data, cache=FactsCache())).root, steps=steps,
+        checkpoint_interval=checkpoint_interval, policy=int(policy), precision=precision, tolerances=tolerances,
         **asdict(terms),
-    )
+    )  # fmt: skip
 
 
 def sign_job(job: Job, domain: Domain, *, client: PrivateKey, trainer: PrivateKey) -> SignedJob:

@@ -39,17 +39,10 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tiebreak.engine.capture import outcomes
 from tiebreak.engine.capture.captured import Captured, capture_in_place, rehearsed
 from tiebreak.engine.capture.draws import GivenDraws
-from tiebreak.engine.capture.outcomes import (
-    StepOutcome,
-    Tensors,
-    allowance,
-    distance_of,
-    dtypes_of,
-    size_of,
-    wrong_update,
-)
+from tiebreak.engine.capture.outcomes import StepOutcome, Tensors, allowance, distance_of, wrong_update
 from tiebreak.engine.capture.reach import ROUNDED, UNROUNDED, put_back, settings
 from tiebreak.engine.capture.slices import NoSlice, Slice
 from tiebreak.engine.capture.state import MODEL, OPTIMIZER, first_state
@@ -367,7 +360,7 @@ class EagerComparison:
         task, device = self.task.phases[ours.phase], self.device
         parameters, losses = dict(task.model.named_parameters()), list[Any]()
         batches, divisor = self._batches(ours.step - 1)
-        kept = dtypes_of(task, dtype)
+        kept = outcomes.dtypes_of(task, dtype)
         own = {
             MODEL + n: _moved(ours.before[MODEL + n].to(device), kept.get(n, dtype), seed)
             for n in (*parameters, *dict(task.model.named_buffers()))
@@ -433,7 +426,7 @@ class EagerComparison:
         except ConfigurationError as error:
             return f"the module cannot be told ({error})"
         for number, (path, tensor) in enumerate(wanted):
-            allowed = allowance(tensor.numel(), size_of(tensor), noise=noise.get(number, 0.0))
+            allowed = allowance(tensor.numel(), outcomes.size_of(tensor), noise=noise.get(number, 0.0))
             if not distance_of(buffers[f"probe{number}"], tensor) <= allowed:
                 return f"the first module whose output departs is {path or 'the model itself'}"
         return "every module's output agrees, so it is in the loss, in a buffer or in the backward pass"
@@ -472,7 +465,7 @@ def _with_noise(noise: Mapping[str, float], other: StepOutcome | None, reference
 
 def _sizes(outcome: StepOutcome) -> dict[str, tuple[float, float]]:
     """The size of each result, and that of the largest gradient if it is a gradient, else 0."""
-    sizes = {name: size_of(tensor) for name, tensor in outcome.results().items()}
+    sizes = {name: outcomes.size_of(tensor) for name, tensor in outcome.results().items()}
     largest = max((size for name, size in sizes.items() if name.startswith("the gradient")), default=0.0)
     return {name: (size, largest if name.startswith("the gradient") else 0.0) for name, size in sizes.items()}
 

@@ -16,18 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    Subset,
-    SubsetRandomSampler,
-    TensorDataset,
-    default_collate,
-)
+from torch.utils.data import DataLoader, IterableDataset, Subset, SubsetRandomSampler, TensorDataset, default_collate
 
 from tiebreak.engine.capture.step_run import SEED, random_streams, set_random_streams
 from tiebreak.engine.data import ArrayFile, hugging_face, map_array, open_array, open_safetensors
@@ -226,19 +215,19 @@ def loaded(loader: DataLoader[Any]) -> tuple[Any, dict[str, Any]]:
     _refuse(batches is None, "batch_size=None")
     _refuse(loader.collate_fn is not default_collate, "a collate_fn")
     _refuse(loader.worker_init_fn is not None and loader.num_workers > 0, "a worker_init_fn that workers call")
-    _refuse(type(batches) is not BatchSampler, f"the batch_sampler {type(batches).__name__}")
+    _refuse(type(batches) is not torch.utils.data.BatchSampler, f"the batch_sampler {type(batches).__name__}")
     sampler: Any = batches.sampler
     kind = type(sampler)
     if kind in (SubsetRandomSampler, list, tuple, range, Tensor, np.ndarray):  # a user's class may do anything
         chosen = [int(i) for i in (sampler.indices if kind is SubsetRandomSampler else sampler)]
         dataset = dataset.select(chosen) if hasattr(dataset, "column_names") else Subset(dataset, chosen)
-    elif kind is RandomSampler:
+    elif kind is torch.utils.data.RandomSampler:
         _refuse(sampler.replacement, "a sampler with replacement")
     else:
-        _refuse(kind is not SequentialSampler, f"the sampler {kind.__name__}")
+        _refuse(kind is not torch.utils.data.SequentialSampler, f"the sampler {kind.__name__}")
     _refuse(not hasattr(dataset, "__len__"), f"a dataset without a length, {shown(dataset)}")
     _refuse(len(sampler) != len(dataset), f"a sampler of {len(sampler)} of {len(dataset)} examples")
-    shuffled = kind in (RandomSampler, SubsetRandomSampler)
+    shuffled = kind in (torch.utils.data.RandomSampler, SubsetRandomSampler)
     return dataset, {"size": batches.batch_size, "shuffled": shuffled, "drop_last": batches.drop_last}
 
 
@@ -257,7 +246,7 @@ def _stacked(data: Any) -> Any:
     """
     listed = isinstance(data, list | tuple) and bool(data) and isinstance(data[0], list | tuple | Mapping)
     stored = type(data) is TensorDataset or isinstance(data, IterableDataset) or not hasattr(data, "__len__")
-    known = stored or not isinstance(data, Dataset) or hasattr(data, "with_format")
+    known = stored or not isinstance(data, torch.utils.data.Dataset) or hasattr(data, "with_format")
     if known and not listed and not hugging_face.makes_rows(data):
         return data
     if len(data) == 0:

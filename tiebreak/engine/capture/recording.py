@@ -46,13 +46,9 @@ class Symbol(Tensor):
     @staticmethod
     def __new__(cls, shadow: Tensor, *, trained: bool = False) -> "Symbol":
         made: Symbol = Tensor._make_wrapper_subclass(
-            cls,
-            shadow.shape,
-            strides=shadow.stride(),
-            dtype=shadow.dtype,
-            device=torch.device("cpu"),
+            cls, shadow.shape, strides=shadow.stride(), dtype=shadow.dtype, device=torch.device("cpu"),
             requires_grad=trained,
-        )
+        )  # fmt: skip
         made.shadow, made._is_param = shadow, trained
         return made
 

@@ -19,21 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tiebreak.engine.capture.recording import (
-    GRADIENT,
-    PARAMETER,
-    SHARED,
-    NumberMark,
-    RecordedCall,
-    StepForm,
-    StepRecorder,
-    Symbol,
-    SymbolMark,
-    flat,
-    held_tensors,
-    mapped,
-    record_step,
-)
+from tiebreak.engine.capture import recording
+from tiebreak.engine.capture.recording import GRADIENT, PARAMETER, NumberMark, RecordedCall, StepForm, SymbolMark
 from tiebreak.engine.capture.rehearsal import shared_memory
 from tiebreak.engine.capture.step import Constants, is_filled, lowered
 from tiebreak.engine.capture.task import Task
@@ -77,11 +64,12 @@ def recorded(task: Task, o: TorchOptimizers, trained: Sequence[str]) -> Recorded
         parameter_names(part.param_groups, task.model)
     parameters = dict(task.model.named_parameters())
     foreign = {tensor.untyped_storage().data_ptr() for tensor in (*parameters.values(), *task.model.buffers())} - {0}
-    symbols = {n: Symbol(p.detach().to("meta"), trained=p.requires_grad) for n, p in parameters.items()}
-    given = held_tensors(o.optimizers, {id(p): n for n, p in parameters.items()}, Tensor)
-    own, what = {tensor: Symbol(tensor.detach().to("meta")) for tensor in given.values()}, f"the optimizer ({o.name})"
+    symbols = {n: recording.Symbol(p.detach().to("meta"), trained=p.requires_grad) for n, p in parameters.items()}
+    given = recording.held_tensors(o.optimizers, {id(p): n for n, p in parameters.items()}, Tensor)
+    own = {tensor: recording.Symbol(tensor.detach().to("meta")) for tensor in given.values()}
+    what = f"the optimizer ({o.name})"
     for other, name in shared_memory([*((PARAMETER + n, p) for n, p in parameters.items()), *given.items()]):
-        raise ConfigurationError(f"{what} cannot be captured: it {SHARED.format(other, name)}")
+        raise ConfigurationError(f"{what} cannot be captured: it {recording.SHARED.format(other, name)}")
     initial = {n: t.detach() for n, t in given.items()}
     found = RecordedSteps(optimizers=o, trained=[*trained], forms=[], chosen=[], numbers=[], initial=initial)
     form: StepForm | None = None
@@ -93,8 +81,8 @@ def recorded(task: Task, o: TorchOptimizers, trained: Sequence[str]) -> Recorded
         if step and (now := time.monotonic()) - said > PATIENCE_S:
             said, left = now, timedelta(seconds=round((now - began) * (total - step) / step))
             sys.stderr.write(f"recording {o.name}: step {step} of {total}, {left} left\n")
-        make = partial(StepRecorder, what=what, foreign=foreign, before=form)
-        form = record_step(optimizers, symbols, trained, make)
+        make = partial(recording.StepRecorder, what=what, foreign=foreign, before=form)
+        form = recording.record_step(optimizers, symbols, trained, make)
         found.forms.extend([] if form in found.forms else [form])
         if len(found.forms) > FORMS:
             raise ConfigurationError(
@@ -159,9 +147,9 @@ def _alike(
         return SymbolMark(numbers.get(leaf, -1)) if isinstance(leaf, SymbolMark) else leaf
 
     for call, other in zip(calls, others, strict=False):
-        if call.func != other.func or mapped((call.args, call.kwargs), renamed) != (other.args, other.kwargs):
+        if call.func != other.func or recording.mapped((call.args, call.kwargs), renamed) != (other.args, other.kwargs):
             return None
-        numbers.update(zip(flat(call.result), flat(other.result), strict=True))
+        numbers.update(zip(recording.flat(call.result), recording.flat(other.result), strict=True))
     return order if len(calls) == len(others) else None
 
 
@@ -173,7 +161,7 @@ def _unmarked(value: Any, tensors: Mapping[int, Tensor], numbers: Sequence[Any])
             return tensors[leaf]
         return numbers[leaf.place] if isinstance(leaf, NumberMark) else leaf
 
-    return mapped(value, given)
+    return recording.mapped(value, given)
 
 
 def torch_update(
@@ -255,7 +243,7 @@ def _lowered(
             args, kwargs = _unmarked((call.args, call.kwargs), known, numbers)
             plain = not any(isinstance(leaf, NumberMark) and leaf.place in changing for leaf in call.leaves())
             result = call.func(*args, **kwargs) if plain else _with_tensors(call, form, args, kwargs)
-            known.update(zip(flat(call.result), flat(result), strict=True))
+            known.update(zip(recording.flat(call.result), recording.flat(result), strict=True))
         return [known[number] for number in form.outputs.values()]
 
     example = [torch.empty_strided(s.shape, s.stride(), dtype=s.dtype) for s in form.shadows[: len(form.inputs)]]
@@ -268,7 +256,7 @@ def _lowered(
 def _with_tensors(call: RecordedCall, form: StepForm, args: Any, kwargs: Mapping[str, Any]) -> Tensor:
     """The result of a call some of whose numbers are tensors here, because they change from step to step."""
     name, shadow = call.func._schema.name.removeprefix("aten::"), form.shadows[call.result]
-    wide, options = mapped(  # bfloat16 as float32, as PyTorch's kernels compute
+    wide, options = recording.mapped(  # bfloat16 as float32, as PyTorch's kernels compute
         (args, dict(kwargs)), lambda v: v.float() if isinstance(v, Tensor) and v.dtype == torch.bfloat16 else v
     )
     scale = options.get("alpha", options.get("value", wide[2] if len(wide) > 2 else None))

@@ -361,13 +361,10 @@ def _traced(
         torch._inductor.config.patch(fallback_random=True),  # else the trace loses draws that nothing reads
     ):
         graph, metadata, _, _ = _aot_export_function(
-            step,
-            (*held, *batch),
-            decompositions=decompositions(),
-            num_params_buffers=len(held),
-            no_tangents=True,  # the only output is the loss, whose gradient is 1
+            step, (*held, *batch), decompositions=decompositions(), num_params_buffers=len(held),
             trace_joint=True,
-        )
+            no_tangents=True,  # the only output is the loss, whose gradient is 1
+        )  # fmt: skip
     assert isinstance(graph, fx.GraphModule)  # the joint trace makes a GraphModule
     repeated = _repeated(graph.graph, draws.earlier)
     _only_inputs(graph.graph, len(held) + len(batch))
@@ -430,15 +427,10 @@ def _joint(
     flat: list[Any] = list(fx.node.map_arg(outputs, lambda node: node))
     gradients = zip(parameters, flat[len(mutated) + 1 :], strict=False)
     return JointGraph(
-        module=graph,
-        parameters=tuple(parameters),
-        buffers=tuple(buffers),
-        values=tuple(values),
-        loss=flat[len(mutated)],
-        gradients=tuple(None if name in off else gradient for name, gradient in gradients),
-        mutated=dict(zip(mutated, flat, strict=False)),
-        repeated=repeated,
-    )
+        module=graph, parameters=tuple(parameters), buffers=tuple(buffers), values=tuple(values),
+        loss=flat[len(mutated)], gradients=tuple(None if name in off else gradient for name, gradient in gradients),
+        mutated=dict(zip(mutated, flat, strict=False)), repeated=repeated,
+    )  # fmt: skip
 
 
 def _checked(loss: Any) -> Tensor:

@@ -155,13 +155,9 @@ def build(source: str | Path = __file__) -> Build:
     """The compiled library, or the reason why there is none. It may not agree with `PLAIN`."""
     number, pointer, text = ctypes.c_int64, ctypes.c_void_p, ctypes.c_char_p
     return load(
-        source,
-        hash_pieces=(None, pointer, number, text, pointer),
-        parents=(None, text, number, text, text),
-        records=(None, text, text, number, number, text),
-        implementation=(text,),
-        span=(number,),
-    )
+        source, hash_pieces=(None, pointer, number, text, pointer), parents=(None, text, number, text, text),
+        records=(None, text, text, number, number, text), implementation=(text,), span=(number,),
+    )  # fmt: skip
 
 
 def kernel() -> HashKernel | None:

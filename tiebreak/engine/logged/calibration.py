@@ -136,16 +136,10 @@ class Calibration:
                 thresholds[kind], tolerances[kind] = kappa, seen.tolerance(kappa, share)
                 found[kind] = seen.measured(kappa, tolerances[kind])
         measurements = Measurements(
-            programs=tuple(self.programs),
-            steps=self.steps,
-            orders=len({variant.order for variant in self.variants} - {None}),
-            seed=self._seed,
-            margin=float(margin),
-            share=float(share),
-            settings=tuple(map(str, self.variants)),
-            environment=tuple(environment),
-            sums=found,
-        )
+            programs=tuple(self.programs), steps=self.steps,
+            orders=len({variant.order for variant in self.variants} - {None}), seed=self._seed, margin=float(margin),
+            share=float(share), settings=tuple(map(str, self.variants)), environment=tuple(environment), sums=found,
+        )  # fmt: skip
         return replace(proven, thresholds=thresholds, tolerances=tolerances, measurements=measurements)
 
 

@@ -107,15 +107,10 @@ class SumObservations:
         open_ = self.counts * np.minimum(1.0, 2 * kappa / (1.5 * _LOWER))  # a middle lies within e on either side
         loggable, every = _loggable(kappa, tolerance), max(1, self.total)
         return MeasuredSums(
-            elements=self.elements,
-            exact=self.exact,
-            divergence=float(self.divergence.max()),
-            error=self.error,
-            of_gap=self.of_gap,
-            of_exponent=self.of_exponent,
-            logged=min(1.0, float(open_[loggable].sum()) / every),
+            elements=self.elements, exact=self.exact, divergence=float(self.divergence.max()), error=self.error,
+            of_gap=self.of_gap, of_exponent=self.of_exponent, logged=min(1.0, float(open_[loggable].sum()) / every),
             resolved=min(1.0, float(open_[~loggable].sum()) / every),
-        )
+        )  # fmt: skip
 
 
 def _loggable(kappa: float, tolerance: int) -> NDArray[np.bool_]:

@@ -32,20 +32,10 @@ from tiebreak.engine.logged.elements import Doubles, bits_of, put_bits, toward, 
 from tiebreak.engine.run.logs import MAX_FINDINGS, FindingKind, LogFinding, LogReport
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.numbers.float32 import NAN_BITS
+from tiebreak.protocol.program import rounding
 from tiebreak.protocol.program.isa import Instruction
 from tiebreak.protocol.program.program import Program
-from tiebreak.protocol.program.rounding import (
-    Direction,
-    Entries,
-    Integers,
-    Mask,
-    Rounding,
-    StepLog,
-    element_rounding,
-    neighbours,
-    round_sum,
-    sum_kind,
-)
+from tiebreak.protocol.program.rounding import Direction, Entries, Integers, Mask, Rounding, StepLog, round_sum
 
 SCREENED_FROM: Final = 256
 """Entries of one value that are not open are screened first if there are this many or more."""
@@ -96,7 +86,7 @@ class Follower:
         value is further than e from the middle when the auditor's is within e/2. A proven threshold is wider than a
         trainer's need be, so nothing is expected then.
         """
-        logging, kind = self._arithmetic.options.logging, sum_kind(instruction)
+        logging, kind = self._arithmetic.options.logging, rounding.sum_kind(instruction)
         if kind is None or logging is None or logging.thresholds.get(kind) is None:
             return np.zeros(len(near), np.bool_)
         own = bits_of(result, near.elements)
@@ -110,12 +100,12 @@ class Follower:
 
         If there are many, only those that screening leaves are summed exactly.
         """
-        expected = _expected(rounding := self._rounding(exact))
-        if not rounding.tolerance:
+        expected = _expected(rule := self._rounding(exact))
+        if not rule.tolerance:
             self._ignore(exact, elements, expected)
             return
         if len(elements) >= SCREENED_FROM:
-            values, near, far = self.screened(exact.instruction, exact.operands, elements, rounding.tolerance)
+            values, near, far = self.screened(exact.instruction, exact.operands, elements, rule.tolerance)
             self._take(exact.result, elements[near], values[near], up[near])
             self._ignore(exact, elements[far], f"{expected}, got one further away")
             left = ~(near | far)
@@ -193,25 +183,27 @@ class Follower:
         self, exact: "_Exact", element: int, total: tuple[int, int] | None, direction: Direction, before: int
     ) -> int:
         """The bits of one element, from its exact sum."""
-        rounding = self._rounding(exact, direction)
-        bits = NAN_BITS if total is None else round_sum(*total, rounding)
+        rule = self._rounding(exact, direction)
+        bits = NAN_BITS if total is None else round_sum(*total, rule)
         if direction == Direction.NONE:
             own = "is this machine's own" if bits == before else f"this machine's own is {before:#010x}"
             detail = f"expected an entry, for this machine cannot tell; to nearest it is {bits:#010x}, {own}"
             if not exact.at_edge:
                 self._found(FindingKind.MISSING, exact.index, element, detail)
-        elif total is None or not neighbours(*total, rounding)[1]:
-            got, nearest = "no finite sum", Rounding(precision=rounding.precision)
+        elif total is None or not rounding.neighbours(*total, rule)[1]:
+            got, nearest = "no finite sum", Rounding(precision=rule.precision)
             if total is not None:
                 got = f"one that rounds to {round_sum(*total, nearest):#010x} by itself"
-            self._found(FindingKind.ELSEWHERE, exact.index, element, f"{_expected(rounding)}, got {got}")
+            self._found(FindingKind.ELSEWHERE, exact.index, element, f"{_expected(rule)}, got {got}")
         else:
             self.report.needed += bits != before
         return bits
 
     def _rounding(self, exact: "_Exact", direction: Direction = Direction.NONE) -> Rounding:
         precision, tolerances = self._job.precision, self._job.tolerances
-        return element_rounding(exact.instruction, precision=precision, tolerances=tolerances, direction=direction)
+        return rounding.element_rounding(
+            exact.instruction, precision=precision, tolerances=tolerances, direction=direction
+        )
 
     def _found(self, kind: FindingKind, index: int, element: int, detail: str) -> None:
         self.report.found(LogFinding(kind=kind, step=self._step, value=index, element=element, detail=detail))
@@ -229,7 +221,7 @@ class _Exact:
     """Whether a missing entry for these elements is not worth reporting."""
 
 
-def _expected(rounding: Rounding) -> str:
-    if not rounding.tolerance:
+def _expected(rule: Rounding) -> str:
+    if not rule.tolerance:
         return "expected no entries, for the job gives this kind of sum no tolerance"
-    return f"expected a sum within 2^-{rounding.tolerance} of the gap around a middle"
+    return f"expected a sum within 2^-{rule.tolerance} of the gap around a middle"

@@ -12,29 +12,8 @@ from typing import Final
 
 from tiebreak.engine.lowering.refs import Ref, Scalar, broadcast, view_strides, walked
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.protocol.program.isa import (
-    MAX_RANK,
-    Access,
-    DType,
-    GatherParams,
-    Instruction,
-    IotaParams,
-    MapFunction,
-    Opcode,
-    Params,
-    RandomParams,
-    ReduceFunction,
-    ScatterFunction,
-    ScatterParams,
-    ShuffleParams,
-    Slot,
-    SourceConst,
-    SourceKind,
-    WindowFunction,
-    WindowParams,
-    row_major,
-    signatures,
-)
+from tiebreak.protocol.program import isa
+from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, Opcode, ReduceFunction, SourceKind
 from tiebreak.protocol.program.program import Program
 
 __all__ = ["Builder", "Ref", "Scalar", "broadcast"]
@@ -75,7 +54,7 @@ class Builder:
 
     def emit(
         self, opcode: Opcode, dtype: DType, shape: Sequence[int] = (), *operands: Access, function: int = 0,
-        reduction: Sequence[int] = (), params: Params = None,
+        reduction: Sequence[int] = (), params: isa.Params = None,
     ) -> Ref:  # fmt: skip
         """The value of an instruction, which is emitted only if there is no equal one yet.
 
@@ -97,25 +76,25 @@ class Builder:
             self._known[instruction] = number
             if self._stays_bf16(instruction):
                 self._bf16.add(number)
-        return Ref(number, instruction.dtype, instruction.shape, row_major(instruction.shape))
+        return Ref(number, instruction.dtype, instruction.shape, isa.row_major(instruction.shape))
 
     def _check(self, instruction: Instruction) -> None:
         types = tuple(self.instructions[operand.value].dtype for operand in instruction.operands)
-        accepted = signatures(instruction)
+        accepted = isa.signatures(instruction)
         if accepted is not None and (types, instruction.dtype) not in accepted:
             names = [t.name for t in types]
             raise NotImplementedError(f"this function of {names}; cast to float32, int64 or bool before it")
-        if len(instruction.shape) > MAX_RANK or len(instruction.reduction) > MAX_RANK:
-            raise NotImplementedError(f"more than {MAX_RANK} dims at once; merge some with `reshape` or `flatten`")
+        if len(instruction.shape) > isa.MAX_RANK or len(instruction.reduction) > isa.MAX_RANK:
+            raise NotImplementedError(f"more than {isa.MAX_RANK} dims at once; merge some with `reshape` or `flatten`")
 
     def _stays_bf16(self, i: Instruction) -> bool:
         """Whether a result is of bfloat16's numbers, because it is rounded to them or selects among them."""
-        if isinstance(i.params, SourceConst):
+        if isinstance(i.params, isa.SourceConst):
             return i.params.bits & 0xFFFF == 0
         if i.is_bf16_sum or (i.opcode, i.function) == (Opcode.MAP, MapFunction.BF16):
             return True
         selected = _SELECTED.get((i.opcode, i.function), slice(0))
-        filled = isinstance(i.params, WindowParams) and i.params.fill & 0xFFFF
+        filled = isinstance(i.params, isa.WindowParams) and i.params.fill & 0xFFFF
         read = i.operands[selected]
         return bool(read) and not filled and all(operand.value in self._bf16 for operand in read)
 
@@ -123,7 +102,7 @@ class Builder:
 
     def const(self, value: Scalar, dtype: DType = DType.F32) -> Ref:
         """A constant of rank 0."""
-        params = SourceConst(bits=scalar_bits(value, dtype))
+        params = isa.SourceConst(bits=scalar_bits(value, dtype))
         return self.emit(Opcode.SOURCE, dtype, function=SourceKind.CONST, params=params)
 
     def i64(self, value: int) -> Ref:
@@ -136,7 +115,7 @@ class Builder:
     def constant_value(self, ref: Ref) -> int | None:
         """The bits of a ref that reads one constant everywhere; otherwise None."""
         params = self.instructions[ref.value].params
-        return params.bits if isinstance(params, SourceConst) else None
+        return params.bits if isinstance(params, isa.SourceConst) else None
 
     def affine(self, ref: Ref) -> tuple[int, tuple[int, ...]] | None:
         """Offset and strides of the i64 values that a ref reads, if they are an affine function of the coordinates.
@@ -145,9 +124,9 @@ class Builder:
         """
         instruction = self.instructions[ref.value]
         match instruction.params:
-            case SourceConst(bits=bits) if ref.dtype == DType.I64:
+            case isa.SourceConst(bits=bits) if ref.dtype == DType.I64:
                 return bits - (bits >> 63 << 64), (0,) * ref.rank
-            case IotaParams(offset=offset, strides=strides):
+            case isa.IotaParams(offset=offset, strides=strides):
                 walk = walked(ref.shape, ref.strides, ref.offset, instruction.shape)
                 if walk is not None:
                     start, moves = walk
@@ -175,7 +154,7 @@ class Builder:
             if 0 in shape:
                 raise ConfigurationError(f"expected elements in {name}, got shape {tuple(shape)}; remove it")
             self.origin = name
-            known[name] = self.emit(Opcode.SOURCE, dtype, shape, function=kind, params=Slot(slot=0, name=name))
+            known[name] = self.emit(Opcode.SOURCE, dtype, shape, function=kind, params=isa.Slot(slot=0, name=name))
         ref = known[name]
         if (ref.dtype, ref.shape) != (dtype, tuple(shape)):
             raise ValueError(f"{name}: expected {ref.dtype.name} {ref.shape}, got {dtype.name} {tuple(shape)}")
@@ -266,7 +245,7 @@ class Builder:
         made = self.instructions[x.value]
         if made.is_f32_sum:
             scatters = made.opcode == Opcode.SCATTER_SUM
-            function = ScatterFunction.SUM_BF16 if scatters else ReduceFunction.SUM_BF16
+            function = isa.ScatterFunction.SUM_BF16 if scatters else ReduceFunction.SUM_BF16
             narrow = self.emit(
                 made.opcode, made.dtype, made.shape, *made.operands, function=function, reduction=made.reduction,
                 params=made.params,
@@ -277,7 +256,7 @@ class Builder:
 
     def copy(self, x: Ref) -> Ref:
         """x laid out whole in row-major order; x itself if it is a whole value already."""
-        whole = replace(x, strides=row_major(x.shape), offset=0)
+        whole = replace(x, strides=isa.row_major(x.shape), offset=0)
         is_whole = self.instructions[x.value].shape == x.shape and x.access() == whole.access()
         return whole if is_whole else self.map(MapFunction.COPY, x)
 
@@ -296,7 +275,7 @@ class Builder:
         strides = view_strides(x.shape, x.strides, tuple(sizes))
         if strides is None:
             x = self.copy(x)
-            strides = row_major(tuple(sizes))
+            strides = isa.row_major(tuple(sizes))
         return replace(x, shape=tuple(sizes), strides=strides)
 
     # reductions
@@ -370,7 +349,7 @@ class Builder:
     def gather(self, table: Ref, index: Ref, dim_stride: int, bound: int, table_strides: Sequence[int]) -> Ref:
         """`table` at its map (strides over index's coordinates) + index * dim_stride, 0 <= index < bound."""
         read = table.access_over(index.shape, table_strides)
-        params = GatherParams(index_stride=dim_stride, bound=bound)
+        params = isa.GatherParams(index_stride=dim_stride, bound=bound)
         return self.emit(Opcode.GATHER, table.dtype, index.shape, read, index.access(), params=params)
 
     def rows(self, table: Ref, index: Ref) -> Ref:
@@ -401,16 +380,16 @@ class Builder:
             own = iter(ref.strides)
             return ref.access_over(whole, [*(0 if d in dims else next(own) for d in range(len(shape))), *own])
 
-        places = iter(row_major(tuple(shape[d] for d in dims)))
+        places = iter(isa.row_major(tuple(shape[d] for d in dims)))
         match = tuple(next(places) if d in dims else 0 for d in range(len(shape)))
         return self.emit(
             Opcode.SCATTER_SUM, DType.F32, shape, over(source), over(index),
-            reduction=source.shape[lead:], params=ScatterParams(match=match),
+            reduction=source.shape[lead:], params=isa.ScatterParams(match=match),
         )  # fmt: skip
 
     def iota(self, shape: Sequence[int], strides: Sequence[int], offset: int = 0) -> Ref:
         """offset + sum(c * stride), i64."""
-        return self.emit(Opcode.IOTA, DType.I64, shape, params=IotaParams(offset=offset, strides=tuple(strides)))
+        return self.emit(Opcode.IOTA, DType.I64, shape, params=isa.IotaParams(offset=offset, strides=tuple(strides)))
 
     # windows
 
@@ -424,10 +403,10 @@ class Builder:
         steps = tuple(step) if step is not None else (1,) * len(lo)
         hi = tuple(a + (n - 1) * s + 1 for a, n, s in zip(lo, inside.shape, steps, strict=True))
         if outside is None:
-            function, operands, bits = WindowFunction.FILL, [inside.access()], scalar_bits(fill, inside.dtype)
+            function, operands, bits = isa.WindowFunction.FILL, [inside.access()], scalar_bits(fill, inside.dtype)
         else:
-            function, operands, bits = WindowFunction.ELSE, [inside.access(), outside.expand(shape).access()], 0
-        params = WindowParams(lo=tuple(lo), hi=hi, step=steps, fill=bits)
+            function, operands, bits = isa.WindowFunction.ELSE, [inside.access(), outside.expand(shape).access()], 0
+        params = isa.WindowParams(lo=tuple(lo), hi=hi, step=steps, fill=bits)
         return self.emit(Opcode.WINDOW, inside.dtype, shape, *operands, function=function, params=params)
 
     def cat(self, parts: Sequence[Ref], d: int) -> Ref:
@@ -449,12 +428,13 @@ class Builder:
     def random(self, shape: Sequence[int]) -> Ref:
         """Uniform f32 in [0, 1), drawn anew in every step; the key is the job's seed."""
         seed, step = (scalar.expand(shape).access() for scalar in (self.seed(), self.step()))
-        return self.emit(Opcode.RANDOM, DType.F32, shape, seed, step, params=RandomParams(stream=self._next_stream()))
+        params = isa.RandomParams(stream=self._next_stream())
+        return self.emit(Opcode.RANDOM, DType.F32, shape, seed, step, params=params)
 
     def shuffle(self, index: Ref, epoch: Ref, n: int) -> Ref:
         """The job's permutation of 0 ... n-1 in the given epoch, at each index."""
         seed, epochs = (scalar.expand(index.shape).access() for scalar in (self.seed(), epoch))
-        params = ShuffleParams(n=n, stream=self._next_stream())
+        params = isa.ShuffleParams(n=n, stream=self._next_stream())
         return self.emit(Opcode.SHUFFLE, DType.I64, index.shape, index.access(), seed, epochs, params=params)
 
     def seed(self) -> Ref:
@@ -480,14 +460,13 @@ class Builder:
         }
         body = [_renumbered(self.instructions[old], renumber, slots) for old in live]
         last = (replace(loss, value=renumber[loss.value]).access(),)
-        body.append(
-            Instruction(opcode=Opcode.MAP, function=MapFunction.COPY, dtype=DType.F32, operands=last, origin="loss")
-        )
+        copy = Instruction(opcode=Opcode.MAP, function=MapFunction.COPY, dtype=DType.F32, operands=last, origin="loss")
+        body.append(copy)
         commits = []
         for slot, (name, ref) in enumerate(whole.items()):
-            operands, params = (Access(renumber[ref.value], 0, row_major(ref.shape)),), Slot(slot=slot, name=name)
+            held, params = Access(renumber[ref.value], 0, isa.row_major(ref.shape)), isa.Slot(slot=slot, name=name)
             commits.append(Instruction(
-                opcode=Opcode.COMMIT, dtype=ref.dtype, shape=ref.shape, operands=operands, params=params, origin=name
+                opcode=Opcode.COMMIT, dtype=ref.dtype, shape=ref.shape, operands=(held,), params=params, origin=name
             ))  # fmt: skip
         program = Program(tuple(body), tuple(commits))
         program.validate()
@@ -508,7 +487,7 @@ def _renumbered(
 ) -> Instruction:
     operands = tuple(replace(operand, value=renumber[operand.value]) for operand in instruction.operands)
     params = instruction.params
-    if isinstance(params, Slot):
+    if isinstance(params, isa.Slot):
         params = replace(params, slot=slots[SourceKind(instruction.function)][params.name])
     return replace(instruction, operands=operands, params=params)
 
@@ -520,7 +499,7 @@ _SELECTED: Final[dict[tuple[Opcode, int], slice]] = {
         slice(1),
     ),
     **dict.fromkeys([(Opcode.MAP, f) for f in (MapFunction.MAX, MapFunction.MIN)], slice(2)),
-    **{(Opcode.WINDOW, function): slice(2) for function in WindowFunction},
+    **{(Opcode.WINDOW, function): slice(2) for function in isa.WindowFunction},
     (Opcode.MAP, MapFunction.WHERE): slice(1, 3),
 }
 """The operands among whose elements an instruction selects."""

@@ -31,21 +31,8 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.lowering.builder import Builder, Ref
-from tiebreak.engine.optimizers.settings import (
-    SGD,
-    Adafactor,
-    Adagrad,
-    Adam,
-    AdamW,
-    Clip,
-    Lion,
-    NAdam,
-    Optimizer,
-    RAdam,
-    RMSprop,
-    f32,
-    settings_of,
-)
+from tiebreak.engine.optimizers import settings
+from tiebreak.engine.optimizers.settings import SGD, Adafactor, Adagrad, Adam, AdamW, NAdam, Optimizer, RAdam, f32
 from tiebreak.protocol.numbers.float32 import round_ratio
 from tiebreak.protocol.program.isa import DType, MapFunction
 
@@ -212,7 +199,7 @@ def averaged(b: Builder, key: str, share: float, new: Ref, result: Update) -> Re
 # Before the update: clipping, by value 2 elementwise instructions per gradient; by norm 1, and an exact sum.
 
 
-def clipped(b: Builder, clip: Clip, gradients: dict[str, Ref]) -> dict[str, Ref]:
+def clipped(b: Builder, clip: settings.Clip, gradients: dict[str, Ref]) -> dict[str, Ref]:
     """The clipped gradients by name. When clipping by norm, one that is not finite makes all NaN, which stops the run.
 
     (torch differs: if its norm is infinite, finite gradients become zero and infinite ones NaN.)
@@ -310,7 +297,7 @@ def _correction(b: Builder, number: int, beta: float, result: Update) -> Ref:
     return b.sub(b.const(1.0), power)
 
 
-def rmsprop(b: Builder, o: RMSprop, _steps: int, trained: Sequence[TrainedParameter], result: Update) -> None:
+def rmsprop(b: Builder, o: settings.RMSprop, _steps: int, trained: Sequence[TrainedParameter], result: Update) -> None:
     for p in trained:
         b.origin = f"optimizer:{p.name}"
         value, g = decayed(b, p, decoupled=False)
@@ -366,7 +353,7 @@ def radam(b: Builder, o: RAdam, steps: int, trained: Sequence[TrainedParameter],
         result.parameters[p.name] = b.sub(value, b.mul(b.div(m, unit), b.mul(p.rate, scale)))
 
 
-def lion(b: Builder, o: Lion, _steps: int, trained: Sequence[TrainedParameter], result: Update) -> None:
+def lion(b: Builder, o: settings.Lion, _steps: int, trained: Sequence[TrainedParameter], result: Update) -> None:
     """One step of every parameter. Where b1 * m + (1 - b1) * g is zero, it stays as it is but for its decay."""
     zero = b.const(0.0)
     for p in trained:
@@ -446,8 +433,8 @@ def _factored(b: Builder, p: TrainedParameter, weight: Ref, floor: float, result
 
 
 _RULES: Final[dict[type, Callable[[Builder, Any, int, Sequence[TrainedParameter], Update], None]]] = {
-    SGD: sgd, Adam: adam, AdamW: adam, Adafactor: adafactor, RMSprop: rmsprop, Adagrad: adagrad, NAdam: nadam,
-    RAdam: radam, Lion: lion,
+    SGD: sgd, Adam: adam, AdamW: adam, Adafactor: adafactor, settings.RMSprop: rmsprop, Adagrad: adagrad, NAdam: nadam,
+    RAdam: radam, settings.Lion: lion,
 }  # fmt: skip
 
 
@@ -461,7 +448,7 @@ def update(
     """
     result, trained = Update(parameters=dict(parameters)), []
     for name in (name for name in parameters if name in gradients):
-        factor, decay = settings_of(optimizer, name)
+        factor, decay = settings.settings_of(optimizer, name)
         b.origin = "schedule"
         own = rate if factor == 1 else b.scale(rate, factor)
         value, gradient = parameters[name], gradients[name]

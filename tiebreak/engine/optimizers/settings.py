@@ -16,19 +16,8 @@ from typing import Final
 from torch import nn
 
 from tiebreak.engine.lowering.builder import scalar_bits
-from tiebreak.protocol.arguments import (
-    FLAG,
-    NONE,
-    Expectation,
-    instance,
-    is_text,
-    number,
-    require_fields,
-    share,
-    taking,
-    tuple_of,
-    whole,
-)
+from tiebreak.protocol import arguments
+from tiebreak.protocol.arguments import FLAG, NONE, Expectation, require_fields, share, taking, tuple_of, whole
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.float32 import to_float
 from tiebreak.protocol.numbers.transcendental import odd_series, pi
@@ -53,7 +42,7 @@ def f32(value: float) -> float:
 
 def fp32(words: str, holds: Callable[[float], bool]) -> Expectation:
     """A number that is finite, in FP32 too, and fulfils the condition."""
-    return number(words, lambda x: isfinite(f32(x)) and holds(x))
+    return arguments.number(words, lambda x: isfinite(f32(x)) and holds(x))
 
 
 AT_LEAST_0: Final = fp32("a number of at least 0", lambda x: x >= 0)
@@ -77,7 +66,7 @@ class Group:
     weight_decay: float | None = None
 
     def __post_init__(self) -> None:
-        patterns = tuple_of('name patterns in a tuple, such as ("*.bias",)', is_text)
+        patterns = tuple_of('name patterns in a tuple, such as ("*.bias",)', arguments.is_text)
         require_fields(self, match=patterns, lr_factor=AT_LEAST_0, weight_decay=AT_LEAST_0 | NONE)
         require(len(self.match) > 0, "at least one name pattern in a group", self.match)
 
@@ -86,7 +75,7 @@ class Group:
         return any(fnmatchcase(name, pattern) for pattern in self.match)
 
 
-@taking(model=instance("a torch.nn.Module", nn.Module))
+@taking(model=arguments.instance("a torch.nn.Module", nn.Module))
 def no_decay(model: nn.Module) -> Group:
     """The usual exception from weight decay: parameters of fewer than two dims, such as biases and gains of norms."""
     names = [name for name, parameter in model.named_parameters() if parameter.ndim < 2]
@@ -288,17 +277,14 @@ _BITS: Final = 160
 """The fraction bits of the fixed point for cosines. The errors of all steps stay far below a float's last place."""
 
 
-_TAKING: Final = taking(
-    steps=STEPS,
-    warmup=whole(0, (1 << 32) - 1),
-    floor=share(0, 1),
-    gamma=share(0, 1),
-    start=share(0, 1),
-    final=share(0, 1),
-    milestones=Expectation(
-        "a list of steps", lambda x: isinstance(x, list | tuple) and all(isinstance(m, int) for m in x)
-    ),
+_SHARE: Final = share(0, 1)
+_MILESTONES: Final = Expectation(
+    "a list of steps", lambda x: isinstance(x, list | tuple) and all(isinstance(m, int) for m in x)
 )
+_TAKING: Final = taking(
+    steps=STEPS, warmup=whole(0, (1 << 32) - 1), floor=_SHARE, gamma=_SHARE, start=_SHARE, final=_SHARE,
+    milestones=_MILESTONES,
+)  # fmt: skip
 
 
 @_TAKING

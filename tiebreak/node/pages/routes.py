@@ -84,12 +84,9 @@ def routes(source: PageSource) -> list[BaseRoute]:
 def environment() -> Environment:
     """The templates, with what they say numbers and instants with. Everything is escaped."""
     made = Environment(
-        loader=PackageLoader("tiebreak.node.pages", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+        loader=PackageLoader("tiebreak.node.pages", "templates"), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
     made.filters |= {
         "short": words.short, "whole": words.whole, "amount": words.amount, "address": words.address,
         "duration": words.duration, "clock": words.clock, "instant": words.instant, "iso": words.iso,

@@ -9,17 +9,8 @@ from torch import Tensor
 
 from tiebreak.engine.arithmetic.plan.views import View, ramp
 from tiebreak.engine.dtypes import TORCH_DTYPES
-from tiebreak.protocol.program.isa import (
-    DType,
-    GatherParams,
-    Instruction,
-    IotaParams,
-    ReduceFunction,
-    SourceConst,
-    WindowFunction,
-    WindowParams,
-    row_major,
-)
+from tiebreak.protocol.program import isa
+from tiebreak.protocol.program.isa import DType, Instruction
 
 _BITS: Final = {DType.F32: torch.int32, DType.I64: torch.int64, DType.BOOL: torch.int8}
 """Signed integers of each dtype's size."""
@@ -32,14 +23,14 @@ def filled(shape: Sequence[int], dtype: DType, bits: int, device: torch.device) 
 
 
 def constant(i: Instruction, device: torch.device) -> Tensor:
-    assert isinstance(i.params, SourceConst)
+    assert isinstance(i.params, isa.SourceConst)
     return filled((), i.dtype, i.params.bits, device)
 
 
 def iota(instruction: Instruction, device: torch.device) -> Tensor:
     """An `iota`, which wraps around."""
     params, shape = instruction.params, instruction.shape
-    assert isinstance(params, IotaParams)
+    assert isinstance(params, isa.IotaParams)
     return ramp(shape, params.strides, device).add_(params.offset).expand(shape).contiguous()
 
 
@@ -49,7 +40,7 @@ def extreme(instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
     x = View.of_access(access, instruction.index_space).on(operands[0])
     dims = tuple(range(len(shape), x.dim()))
     # A dim that the operand ignores repeats its element: it has size 1 here, and its first position is the answer.
-    if instruction.function == ReduceFunction.MAX:
+    if instruction.function == isa.ReduceFunction.MAX:
         found = x.amax(dims) if dims else x.clone()
         if found.dtype == torch.float32:
             found = found.add_(0.0)
@@ -62,7 +53,7 @@ def _first_greatest(x: Tensor, dims: tuple[int, ...], reduction: Sequence[int]) 
     """The row-major index of the first NaN, else of the first of the greatest; torch.argmax promises no order."""
     if not dims:
         return torch.zeros(x.shape, dtype=torch.int64, device=x.device)
-    positions = ramp([x.shape[d] for d in dims], row_major(tuple(reduction)), x.device)
+    positions = ramp([x.shape[d] for d in dims], isa.row_major(tuple(reduction)), x.device)
     best = x.eq(x.amax(dims, keepdim=True))
     if x.dtype == torch.float32:
         best = best.logical_or_(x.ne(x))  # with a NaN the maximum is NaN, and nothing equals it
@@ -81,7 +72,7 @@ def wrapping_sum(i: Instruction, operands: Sequence[Tensor]) -> Tensor:
 def gather(instruction: Instruction, operands: Sequence[Tensor], *, reads_values: bool) -> Tensor:
     """A `gather`; out-of-bounds indices give NaN, 0 or false. reads_values: as in `Options`."""
     params, shape = instruction.params, instruction.shape
-    assert isinstance(params, GatherParams)
+    assert isinstance(params, isa.GatherParams)
     table, index = operands
     if table.device != index.device:  # the table did not fit on the device
         return gather(instruction, (table, index.to(table.device)), reads_values=True).to(index.device)
@@ -89,38 +80,18 @@ def gather(instruction: Instruction, operands: Sequence[Tensor], *, reads_values
     inside = j.clamp(0, params.bound - 1)
     outside, j = inside != j, inside
     access = instruction.operands[0]
-    tail = _row_dims(instruction)
-    if tail is not None:
-        # The index ignores the last dims and the table map ignores the others, so whole rows are taken.
-        row = shape[tail:]
-        sizes, strides = (params.bound, *row), (params.index_stride, *access.strides[tail:])
-        rows = View.of(access.offset, sizes, strides)
-        view = rows.on(table).expand(params.bound, *row)
-        found = view.index_select(0, j.expand(*shape[:tail], *(1 for _ in row)).reshape(-1)).view(shape)
-    else:
-        place = j * params.index_stride + ramp(shape, access.strides, table.device) + access.offset
-        found = table.reshape(-1).take(place).expand(shape).contiguous()
+    place = j * params.index_stride + ramp(shape, access.strides, table.device) + access.offset
+    found = table.reshape(-1).take(place).expand(shape).contiguous()
     if not reads_values or bool(outside.any()):
         found = found.masked_fill(outside, float("nan") if instruction.dtype == DType.F32 else 0)
     return found
 
 
-def _row_dims(instruction: Instruction) -> int | None:
-    """The first of the trailing dims that only the table map reads, if only the index reads the leading ones."""
-    table, index = instruction.operands
-    shape = instruction.shape
-    tail = len(shape)
-    while tail > 0 and (index.strides[tail - 1] == 0 or shape[tail - 1] == 1):
-        tail -= 1
-    leading = any(stride and size > 1 for stride, size in zip(table.strides[:tail], shape[:tail], strict=True))
-    return None if leading or tail == len(shape) else tail
-
-
 def window(instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
     """A `window`: the first operand inside the box, the fill or the second operand outside."""
     params, shape = instruction.params, instruction.shape
-    assert isinstance(params, WindowParams)
-    if instruction.function == WindowFunction.FILL:
+    assert isinstance(params, isa.WindowParams)
+    if instruction.function == isa.WindowFunction.FILL:
         out = filled(shape, instruction.dtype, params.fill, operands[0].device)
     else:
         out = torch.empty(shape, dtype=operands[1].dtype, device=operands[1].device)
