@@ -38,15 +38,17 @@ def eager_step(
 class ExactStep:
     """One training step of the captured program; each call continues from the last state.
 
-    machine: used instead of a plain one.
+    machine: used instead of a plain one. takes: whether the captured state is written to, and not a copy of it.
     """
 
     def __init__(
-        self, captured: Captured, steps: int, permute: int | None = None, *, machine: Interpreter | None = None
-    ) -> None:
+        self, captured: Captured, steps: int, permute: int | None = None, *, machine: Interpreter | None = None,
+        takes: bool = False,
+    ) -> None:  # fmt: skip
         self._machine = machine or Interpreter(captured.program, Arithmetic(permute=permute))
         self.arithmetic = self._machine.arithmetic
-        self.state = {name: tensor.clone() for name, tensor in self._machine.to_device(captured.state).items()}
+        given = self._machine.to_device(captured.state)
+        self.state = given if takes else {name: tensor.clone() for name, tensor in given.items()}
         self._data = self._machine.place_data(captured.data)
         self.number, self._steps = 0, steps
 
