@@ -27,7 +27,8 @@ from tiebreak.protocol.program.isa import Opcode
 from tiebreak.protocol.program.program import Program
 
 REPEATS: Final = {"gpt2": 7, "resnet50-32": 15, "resnet50-224": 5, "digits": 15, "text": 15}
-TARGETS: Final = {"gpt2": "<= 0.95", "resnet50-32": "<= 1.5", "resnet50-224": "<= 1.5", "digits": "<= 1.2", "text": "<= 1.5"}
+_WITHIN: Final = {"gpt2": 0.95, "resnet50-32": 1.5, "resnet50-224": 1.5, "digits": 1.2, "text": 1.5}
+TARGETS: Final = {name: f"<= {ratio}" for name, ratio in _WITHIN.items()}
 PERMUTED: Final = "auditor, permuted"
 
 
