@@ -242,10 +242,8 @@ def settle(run: Path, key: Path, rpc: str, how: str, to: Address | None, as_json
         raise ConfigurationError("expected --to ADDRESS with --how concede, and only there")
     opened, owner = api.reading.open_directory(run), load_key(key)
     board = api.boards.board_of(rpc, opened)
-    if to is None:
-        _sent(api.onchain.end(board, opened, owner, how), as_json)
-    else:
-        _sent(api.onchain.concede(board, opened, owner, to), as_json)
+    end, concede = api.onchain.end, api.onchain.concede
+    _sent(end(board, opened, owner, how) if to is None else concede(board, opened, owner, to), as_json)
 
 
 @chain.command()

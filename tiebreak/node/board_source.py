@@ -413,10 +413,8 @@ class ChainSource:
                 self._ended.append(sent)
                 continue
             place, now = read_place(sent.name), self.now()
-            if receipt is not None and int(receipt["status"]) == 1:
-                self._told.append(e.Mined(at=now, place=place))
-            else:
-                self._told.append(e.Refused(at=now, place=place, error=AGAIN))
+            is_done = receipt is not None and int(receipt["status"]) == 1
+            self._told.append(e.Mined(at=now, place=place) if is_done else e.Refused(at=now, place=place, error=AGAIN))
 
 
 class HubSource:

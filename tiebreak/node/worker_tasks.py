@@ -135,16 +135,15 @@ class WorkerTasks:
         except (CannotCheck, VerificationError) as error:
             # Files that do not verify did so when they came, so they were damaged on this disk; only the logs of
             # policy `logged` are checked no earlier than where they are followed.
-            if isinstance(task, tasks.Compute) and (
-                isinstance(task.work, e.Train | e.Gather) or not task.job.is_logged
-            ):
+            work = task.work if isinstance(task, tasks.Compute) else None
+            if isinstance(work, e.Train | e.Gather) or (work is not None and not task.job.is_logged):
                 return Failed(reason=str(error))
             return Answer(problem=str(error))
-        except TiebreakError as error:
-            return _failed(task, str(error))
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
-            return _failed(task, f"{error!r} at {where.filename}:{where.lineno}")
+            reason = str(error) if isinstance(error, TiebreakError) else f"{error!r} at {where.filename}:{where.lineno}"
+            # A program that is tried for the first time stays out; any other task is tried again.
+            return Answer(problem=reason) if isinstance(task, tasks.Try) else Failed(reason=reason)
 
     def _folder(self, job: Job) -> Path:
         return self._settings.folder / JOBS / job.id.hex()
@@ -340,8 +339,3 @@ def rate_of(dtype: torch.dtype, device: str) -> float:
         float((left @ left)[0, 0])  # which also waits for a GPU
         taken.append(time.perf_counter() - started)
     return float(2 * SIDE**3 / min(taken))
-
-
-def _failed(task: Task, reason: str) -> Answer | Failed:
-    """A task that fails is tried again, except a program that is tried for the first time: it stays out."""
-    return Answer(problem=reason) if isinstance(task, tasks.Try) else Failed(reason=reason)

@@ -84,9 +84,8 @@ def end(chain: Chain, run: RunDirectory, key: PrivateKey, how: str) -> SentTrans
 
 def claim(chain: Chain, game_id: Digest, key: PrivateKey) -> SentTransaction:
     """Claims that the side to move has used up its clock. Raises `Reverted`, with the reason, if it has not."""
-    return _sent(
-        chain, key, tx.ClaimTimeout(game_id=game_id), f"a claim that the clock of game {game_id.hex()} ran out"
-    )
+    what = f"a claim that the clock of game {game_id.hex()} ran out"
+    return _sent(chain, key, tx.ClaimTimeout(game_id=game_id), what)
 
 
 def concede(chain: Chain, run: RunDirectory, key: PrivateKey, prover: Address) -> SentTransaction:

@@ -139,13 +139,11 @@ def examine(array: ArrayFile, *, cache: FactsCache | None = None, on_bytes: OnBy
     return facts
 
 
-def data_identities(
-    tensors: Mapping[str, Tensor], *, cache: FactsCache | None = None, on_bytes: OnBytes = lambda _: None
-) -> dict[str, Digest]:
+def data_identities(tensors: Mapping[str, Tensor], *, cache: FactsCache | None = None) -> dict[str, Digest]:
     """Like `tensors.identities`, but mapped arrays are read from their files, or not at all if the cache knows them."""
     files = {name: array for name, tensor in tensors.items() if (array := source_of(tensor)) is not None}
     ids = identities({name: tensor for name, tensor in tensors.items() if name not in files})
-    ids |= {name: examine(array, cache=cache, on_bytes=on_bytes).identity for name, array in files.items()}
+    ids |= {name: examine(array, cache=cache).identity for name, array in files.items()}
     return {name: ids[name] for name in tensors}
 
 
