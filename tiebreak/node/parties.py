@@ -6,6 +6,7 @@ then the party stays out of the job.
 
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -71,12 +72,9 @@ class JobFiles:
         if job.id in self._programs or job.id in self._missing:
             return self._programs.get(job.id)
         if self.has(job):
-            try:
+            with suppress(VerificationError):
                 program = Program.decode((self.folder(job.id) / _INPUTS[0]).read_bytes())
                 job.check_program(program)
-            except VerificationError:
-                program = None
-            if program is not None:
                 self._programs[job.id] = program
                 return program
         self._missing.add(job.id)

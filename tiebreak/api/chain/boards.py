@@ -178,15 +178,11 @@ def jobs(chain: Chain | HubBoard, first_block: int = 0) -> Iterator[dict[str, An
         if event.name == "JobCreated":
             state, values = chain.job_state(Digest(event.values["jobId"])), event.values
             yield {
-                "job": values["jobId"].hex(),
-                "status": state.status.name.lower(),
-                "heads": state.head_count,
-                "open_games": state.open_games,
-                "reward": values["reward"],
-                "client": f"0x{bytes(values['client']).hex()}",
-                "trainer": f"0x{bytes(values['trainer']).hex()}",
+                "job": values["jobId"].hex(), "status": state.status.name.lower(), "heads": state.head_count,
+                "open_games": state.open_games, "reward": values["reward"],
+                "client": f"0x{bytes(values['client']).hex()}", "trainer": f"0x{bytes(values['trainer']).hex()}",
                 "block": event.block,
-            }
+            }  # fmt: skip
 
 
 def games(chain: Chain | HubBoard, first_block: int = 0, job_id: Digest | None = None) -> Iterator[dict[str, Any]]:
@@ -199,16 +195,12 @@ def games(chain: Chain | HubBoard, first_block: int = 0, job_id: Digest | None =
         values = event.values
         end, state = ends.get(values["gameId"]), chain.game_state(Digest(values["gameId"]))
         yield {
-            "game": values["gameId"].hex(),
-            "job": values["jobId"].hex(),
-            "head": values["count"],
-            "challenger": f"0x{bytes(values['challenger']).hex()}",
-            "moves": state.sequence,
+            "game": values["gameId"].hex(), "job": values["jobId"].hex(), "head": values["count"],
+            "challenger": f"0x{bytes(values['challenger']).hex()}", "moves": state.sequence,
             "level": None if end else Level(state.level).name.lower(),
             "verdict": None if end is None else Outcome(end["verdict"]).name.lower(),
-            "reason": None if end is None else Reason(end["reason"]).name.lower(),
-            "block": event.block,
-        }
+            "reason": None if end is None else Reason(end["reason"]).name.lower(), "block": event.block,
+        }  # fmt: skip
 
 
 def game_document(chain: Chain | HubBoard, game_id: Digest, first_block: int = 0) -> dict[str, Any]:

@@ -59,7 +59,8 @@ class _Driven:
         self.callbacks = trainer.callback_handler
         self._written: dict[str, int] = {}
         """The version of each tensor after it was last written."""
-        self.watched = any(_is_foreign(callback) for callback in self.callbacks.callbacks)
+        own = ("transformers.trainer_callback", "transformers.utils.notebook")
+        self.watched = any(not type(one).__module__.startswith(own) for one in self.callbacks.callbacks)
         """Whether there are callbacks of other packages, which may read the weights after each step."""
 
     @contextmanager
@@ -158,10 +159,6 @@ class _Driven:
         if not (self.trainer.args.load_best_model_at_end and state.best_model_checkpoint):
             self.weights = self.run.state_dict()
             self.write()
-
-
-def _is_foreign(callback: Any) -> bool:
-    return not type(callback).__module__.startswith(("transformers.trainer_callback", "transformers.utils.notebook"))
 
 
 class _Keeper(TrainerCallback):

@@ -62,12 +62,10 @@ class PhaseResults:
             return {name: replace(ref, value=indices[ref.value]) for name, ref in found}
 
         return PhaseResults(
-            loss=replace(self.loss, value=indices[self.loss.value]),
-            gradients=kept(self.gradients),
-            written=kept(self.written),
-            after={**dict.fromkeys(self.after), **kept(self.after)},
+            loss=replace(self.loss, value=indices[self.loss.value]), gradients=kept(self.gradients),
+            written=kept(self.written), after={**dict.fromkeys(self.after), **kept(self.after)},
             draws=tuple(None if value is None else indices.get(value) for value in self.draws),
-        )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -203,7 +203,7 @@ def _updates(
             nn.utils.clip_grad_value_(own.values(), task.clip.value)
         if task.clip is not None and norm is not None and task.clip.norm is not None:
             nn.utils.clip_grads_with_norm_(own.values(), task.clip.norm, norm)
-        with _Unrounded() if wide else nullcontext():
+        with _Unrounded() if wide else nullcontext():  # type: ignore[no-untyped-call]
             for optimizer in optimizers:
                 type(optimizer).step(optimizer)
         moving = {name: torch.lerp(own[name].detach(), old, task.average or 0.0) for name, old in moving.items()}
@@ -230,9 +230,6 @@ def _torchs(
 
 class _Unrounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Keeps what an optimizer casts to narrower floats in FP64, so that this rounding counts as noise."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})

@@ -415,12 +415,9 @@ def capture(
         lowering = _Lowering(constants.builder, joint, folded, constants)
         own = map(current, (*joint.parameters, *joint.buffers, *joint.values))
         values = lowering.run([*own, *batch[start : start + len(example)]])
-        step = StepGraph(
-            loss=values[joint.loss],
-            gradients={n: values[node] for n, node in zip(joint.parameters, joint.gradients, strict=True) if node},
-            buffers={name: values[node] for name, node in joint.mutated.items()},
-        )
-        steps.append(step)
+        gradients = {n: values[node] for n, node in zip(joint.parameters, joint.gradients, strict=True) if node}
+        buffers = {name: values[node] for name, node in joint.mutated.items()}
+        steps.append(StepGraph(loss=values[joint.loss], gradients=gradients, buffers=buffers))
     constants.builder.traced = len(constants.builder.instructions)
     return steps[0] if len(steps) == 1 and divisor is None else _accumulated(constants.builder, steps, divisor)
 

@@ -95,12 +95,9 @@ class SumObservations:
     def tolerance(self, kappa: float, share: float) -> int:
         """The largest n at which this share of the elements that can be logged at all (at n = 2) is loggable."""
         possible = float(self.counts[_loggable(kappa, MIN_TOLERANCE)].sum())
-        narrow = (
-            n
-            for n in range(MAX_TOLERANCE, MIN_TOLERANCE, -1)
-            if float(self.counts[_loggable(kappa, n)].sum()) >= share * possible > 0
-        )
-        return next(narrow, MIN_TOLERANCE)
+        narrow = range(MAX_TOLERANCE, MIN_TOLERANCE, -1)
+        enough = (n for n in narrow if float(self.counts[_loggable(kappa, n)].sum()) >= share * possible > 0)
+        return next(enough, MIN_TOLERANCE)
 
     def measured(self, kappa: float, tolerance: int) -> MeasuredSums:
         """The measurements for the policy file, with the shares that result from a threshold and a tolerance."""

@@ -194,14 +194,9 @@ def _number(data: JsonObject, key: str, high: float = 2.0**1023) -> float:
 
 
 def _are_texts(values: object) -> bool:
-    return (
-        isinstance(values, list)
-        and len(values) <= MAX_LIST
-        and all(
-            isinstance(value, str) and len(value) <= MAX_TEXT and value.isascii() and value.isprintable()
-            for value in values
-        )
-    )
+    if not isinstance(values, list) or len(values) > MAX_LIST:
+        return False
+    return all(isinstance(v, str) and len(v) <= MAX_TEXT and v.isascii() and v.isprintable() for v in values)
 
 
 _SHARES: Final = {"share", "logged", "resolved"}

@@ -41,11 +41,8 @@ def max_pool(
     least = float("-inf") if x.dtype == DType.F32 else -(1 << 63)
     view = _padded_windows(c, x, c.shape[-rank:], k, s, p, e, least)
     space = row_major(x.shape[-rank:])
-    corner = c.b.iota(
-        c.shape,
-        (*(0 for _ in c.shape[:-rank]), *(a * n for a, n in zip(s, space, strict=True))),
-        -sum(a * n for a, n in zip(p, space, strict=True)),
-    )
+    strides = (*(0 for _ in c.shape[:-rank]), *(a * n for a, n in zip(s, space, strict=True)))
+    corner = c.b.iota(c.shape, strides, -sum(a * n for a, n in zip(p, space, strict=True)))
     return _greatest(c, view, k, corner, [a * n for a, n in zip(e, space, strict=True)])
 
 
