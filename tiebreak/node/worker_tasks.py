@@ -298,10 +298,13 @@ class WorkerTasks:
     def _interpreter(self, run: RunDirectory, attempt: int = 0) -> Interpreter:
         """The interpreter of a run: with this machine's settings, and in later attempts with sums in random orders."""
         if (run.job.id, attempt) not in self._interpreters:
-            machine = replace(self._machine, permute=PERMUTATION + attempt) if attempt else self._machine
-            self._interpreters[run.job.id, attempt] = make_interpreter(run.program, machine, run.job)
+            self._interpreters[run.job.id, attempt] = self._make_interpreter(run, attempt)
         use_threads(1 if attempt else self._machine.threads)
         return self._interpreters[run.job.id, attempt]
+
+    def _make_interpreter(self, run: RunDirectory, attempt: int) -> Interpreter:
+        machine = replace(self._machine, permute=PERMUTATION + attempt) if attempt else self._machine
+        return make_interpreter(run.program, machine, run.job)
 
     def _told(self, job: Job, sampler: Sampler) -> Callable[[Progress], None]:
         """Tells losses every now and then."""
