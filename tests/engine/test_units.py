@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -38,15 +39,18 @@ def series_of(machine: Interpreter) -> list[UnitSeries]:
 
 
 @pytest.mark.parametrize("permute", [None, 7])
+@pytest.mark.parametrize("threads", [1, 3])
 def test_series_compute_the_bits_and_counts_of_single_units(
-    permute: int | None, digits: Captured, monkeypatch: pytest.MonkeyPatch
+    permute: int | None, threads: int, digits: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, counts = [], []
+    monkeypatch.setattr(units, "SHARED", 1)
     for joins in (True, False):
         monkeypatch.setattr(Interpreter, "joins", joins)
         arithmetic = Arithmetic(permute=permute)
         own = replace(digits, state={name: x.clone() for name, x in digits.state.items()})
-        steps = [*islice(stepped(own, arithmetic, donate=True), 3)]
+        with limited(threads):
+            steps = [*islice(stepped(own, arithmetic, donate=True), 3)]
         found.append([{name: bytes(tensor_bytes(x)) for name, x in step.state.items()} for step in steps[-1:]])
         kinds = arithmetic.stats.kinds
         counts.append({kind: [getattr(kinds[kind], name) for name in COUNTED] for kind in sorted(kinds)})
@@ -76,11 +80,11 @@ BAD: dict[str, tuple[str, int, int]] = {
     "no such plan": ("_words", 1, 1 << 40),
     "no such total": ("_words", 2, 99),
     "no such counter": ("_words", 4, 1 << 40),
-    "too few touches": ("_words", 5, 0),
-    "more touches than words": ("_words", 5, 400),
-    "no such memory": ("_words", 6, 1 << 40),
-    "before the memory": ("_words", 7, -4),
-    "beyond the memory": ("_words", 8, 1 << 40),
+    "too few touches": ("_words", 6, 0),
+    "more touches than words": ("_words", 6, 400),
+    "no such memory": ("_words", 7, 1 << 40),
+    "before the memory": ("_words", 8, -4),
+    "beyond the memory": ("_words", 9, 1 << 40),
     "smaller memory": ("_bytes", 0, 3),
 }
 
@@ -91,17 +95,38 @@ def test_c_refuses_a_table_that_points_outside(name: str, digits: Captured) -> N
     series = series_of(machine)[-1]
     array, at, value = BAD[name]
     words = getattr(series, array)
-    if array == "_words" and words[0] == units.CHAIN and at == 5:
+    if array == "_words" and words[0] == units.CHAIN and at == 6:
         value = -1 if value == 0 else value
-    words[at if array == "_words" else int(series._words[6])] = value
+    words[at if array == "_words" else int(series._words[7])] = value
     with pytest.raises(ValueError, match="expected a table of units, got one that C refuses"):
         machine.step(1, machine.to_device(digits.state), machine.place_data(digits.data))
+
+
+def test_threads_that_come_late_or_never_are_not_waited_for(
+    digits: Captured, monkeypatch: pytest.MonkeyPatch, cases: Callable[[int], None]
+) -> None:
+    monkeypatch.setattr(units, "SHARED", 1)
+    right = next(stepped(digits)).loss_bits
+    with limited(3):
+        machine = Interpreter(digits.program, Arithmetic())
+        state, data = machine.to_device(digits.state), machine.place_data(digits.data)
+        assert any(series._workers == 3 for series in series_of(machine))
+        for absent in (lambda work, _: [work()], lambda work, _: [work(), *delayed(work)]):
+            monkeypatch.setattr(units, "together", absent)
+            assert machine.step(1, state, data).loss_bits == right
+            cases(1)
+
+
+def delayed(work: Callable[[], int]) -> list[int]:
+    """What a thread returns that comes when all is done."""
+    with ThreadPoolExecutor(1) as pool:
+        return [pool.submit(work).result(30)]
 
 
 def test_a_cut_table_is_refused(digits: Captured, cases: Callable[[int], None]) -> None:
     machine = Interpreter(digits.program, Arithmetic())
     series = series_of(machine)[0]
-    for words in range(1, 6 + 3 * int(series._words[5])):
+    for words in range(1, 7 + 3 * int(series._words[6])):
         series._table.table_count = words
         with pytest.raises(ValueError, match="that C refuses"):
             machine.step(1, machine.to_device(digits.state), machine.place_data(digits.data))

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from tiebreak.engine.arithmetic.c import chains, moves, scatter, sums, units
 from tiebreak.engine.arithmetic.c.table import KernelPlan
-from tiebreak.engine.arithmetic.c.threads import SMALL as THREAD
 from tiebreak.engine.arithmetic.c.threads import spread, torch_alone
 from tiebreak.engine.arithmetic.plain.backend import Table, TorchBackend
 from tiebreak.engine.arithmetic.plan.chains import PreparedChain, PreparedSeries, Unit, Work
@@ -88,18 +87,18 @@ class CBackend(TorchBackend):
         if not isinstance(self.chains, chains.CompiledChains):
             return super().join(work, body)
         caller = units.Caller(self.empty, self.stats, self.finite, self.chains.resolver)
-        if caller.run_units is None:
+        if caller.library is None:
             return super().join(work, body)
         return units.join(work, [self._part(unit, chain, body) for unit, chain in work], body, caller)
 
     def _part(self, unit: Unit, chain: PreparedChain | None, body: Sequence[Instruction]) -> units.SeriesPart | None:
-        """A unit as a series has it; None if it is too much for one thread, or left to torch."""
+        """A unit as a series has it; None if it takes long, or is left to torch."""
         dying, result = [value for dying in unit.dying for value in dying], unit.members[0]
         if isinstance(chain, chains.CompiledChain):
             made = {store.member.index: store.member.replaces for store in chain.code.stores}
-            return units.SeriesPart([units.of_chain(chain)], made, dying) if chain.work <= THREAD else None
+            return units.SeriesPart([units.of_chain(chain)], made, dying) if chain.work <= units.LONGEST else None
         i = body[result]
-        if len(unit.members) > 1 or prod(i.index_space) > THREAD:
+        if len(unit.members) > 1 or prod(i.index_space) > units.LONGEST:
             return None
         planned = self._planned(i, [TORCH_DTYPES[body[operand.value].dtype] for operand in i.operands])
         return None if planned is None else units.SeriesPart(planned.entries(result), {result: None}, dying)

@@ -76,7 +76,7 @@ class TabledScatter:
             )
         ]  # fmt: skip
 
-    def _plan(self, threads: int = 1) -> tuple[_Scatter, object]:
+    def _plan(self, threads: int) -> tuple[_Scatter, object]:
         """The arguments of the kernel without the memory that it reads and writes, and what must outlive them."""
         places, wanted, t = self._tables.source[1], self._tables.index[1], self._tables
         if self._shuffled is not None:

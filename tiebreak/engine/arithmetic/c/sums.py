@@ -80,8 +80,8 @@ class TabledSum:
         self._shuffled = options.shuffled if i.is_f32_sum else None
         self._precision = options.rounding(i).precision
         self._kernel = library.contract if tables.out else library.add_up
-        self._calls: dict[int, _Call] = {}
-        """The call that all runs with terms in order share, by number of threads."""
+        self._calls: dict[tuple[int, bool], _Call] = {}
+        """The call that all runs with terms in order share, by number of threads and `whole`."""
 
     def run(self, operands: Operands, host: Host, near: Collector | None) -> Tensor:
         out, call = host.empty(self._i.shape, TORCH_DTYPES[self._i.dtype]), self._reading(operands)
@@ -140,8 +140,8 @@ class TabledSum:
         shaped = total.view(task.batches, task.m, task.n)
         return Partial(shaped, (rows, columns), call.roundings, self._tables.source)
 
-    def _plan(self) -> tuple[_Contraction, object]:
-        call = self._prepare(1)
+    def _plan(self, threads: int) -> tuple[_Contraction, object]:
+        call = self._prepare(threads, whole=True)
         call.task.coefficient = call.coefficient
         return call.task, call.held
 
@@ -154,18 +154,19 @@ class TabledSum:
         call.task.a, call.task.b = read[0].data_ptr(), read[1].data_ptr() if len(read) > 1 else None
         return call
 
-    def _prepare(self, threads: int) -> _Call:
+    def _prepare(self, threads: int, *, whole: bool = False) -> _Call:
+        """whole: without parts, whose sums are added by another call."""
         tables, shuffled = self._tables, self._shuffled
-        if shuffled is None and threads in self._calls:
-            return self._calls[threads]
+        if shuffled is None and (threads, whole) in self._calls:
+            return self._calls[threads, whole]
         first, (m, n) = tables.operands[0], (len(tables.operands[i].own) for i in (0, -1))
         batches = len(first.batch) * tables.run_batch
         task = _Contraction(batches=batches, m=m, n=n, k=tables.terms, run_k=tables.run_k, run_batch=tables.run_batch)
         held = _set_tables(task, tables, shuffled)
-        roundings = _set_blocks(task, bool(tables.out), threads)
+        roundings = _set_blocks(task, bool(tables.out), threads, whole=whole)
         call = _Call(task, held, threads, task.coefficient, roundings, bool(tables.out))
         if shuffled is None:
-            self._calls[threads] = call
+            self._calls[threads, whole] = call
         return call
 
 
@@ -191,7 +192,7 @@ def _set_tables(task: _Contraction, plan: ReduceTables, shuffled: torch.Generato
     return held
 
 
-def _set_blocks(task: _Contraction, matrix: bool, threads: int) -> int:
+def _set_blocks(task: _Contraction, matrix: bool, threads: int, *, whole: bool) -> int:
     """Chooses the bound, and blocks and parts that give every thread work; returns the roundings on a term's path."""
     wanted = 1 if threads == 1 else 4 * threads
     if matrix:
@@ -202,7 +203,7 @@ def _set_blocks(task: _Contraction, matrix: bool, threads: int) -> int:
         parts = min(ceil(wanted / _blocks(task)), task.k // (2 * _KC))
     else:
         parts = min(ceil(wanted / ceil(task.batches / 256)), task.k // (4 * _CHUNK))
-    task.parts = ceil(task.k / ceil(task.k / max(1, parts)))
+    task.parts = 1 if whole else ceil(task.k / ceil(task.k / max(1, parts)))
     roundings = task.parts + min(task.k, _CHUNK) + ceil(task.k / _CHUNK) + _RUN
     if matrix:
         # Short panels cost a little speed, but where there are many, the closer bound saves more on undecided elements.

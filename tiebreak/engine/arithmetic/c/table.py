@@ -37,8 +37,8 @@ class TableEntry:
     """One unit, or one copy of a window, as the table has it."""
 
     kind: int
-    plan: Callable[[], tuple[Any, object]]
-    """Makes the kernel's plan for the next call, a structure or an array, and names what must outlive it."""
+    plan: Callable[[int], tuple[Any, object]]
+    """Makes the plan of a call on so many threads, a structure or an array, with what must outlive it."""
     touches: Sequence[Touch]
     """The memory that it reads, then that which it writes."""
     work: int
@@ -54,7 +54,7 @@ class TableEntry:
     """The element for which FILL stands."""
 
 
-def fixed(plan: object) -> tuple[Any, object]:
+def fixed(plan: object, _threads: int) -> tuple[Any, object]:
     """A plan that refers to nothing and is the same in each call."""
     return plan, None
 

@@ -1,8 +1,9 @@
 """Series of units that one call of C executes (units.c).
 
-To call C from Python takes longer than a small unit computes. So units that follow each other and are small enough for
-one thread are written into a table: for each one its kernel, its plan and the memory that it touches. What only they
-read lies in one piece of memory, which is kept. C checks the table before it follows it.
+To call C from Python takes longer than a small unit computes, and to wake a thread longer still. So units that follow
+each other are written into a table: for each one its kernel, its plan and the memory that it touches. What only they
+read lies in one piece of memory, which is kept. C checks the table before it follows it. One thread leads, and others
+help with the units that are worth it, without being waited for unless they are at work.
 """
 
 import ctypes
@@ -10,6 +11,8 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
+from threading import get_ident
 from typing import Any, Final
 
 import numpy as np
@@ -19,19 +22,23 @@ from torch import Tensor
 from tiebreak.engine.arithmetic.c import chains, moves, scatter, sums
 from tiebreak.engine.arithmetic.c.chains import CompiledChain
 from tiebreak.engine.arithmetic.c.table import CHAIN, FILL, TableEntry, Touch, fixed
-from tiebreak.engine.arithmetic.c.threads import ZivProgress
+from tiebreak.engine.arithmetic.c.threads import ZivProgress, available, together
 from tiebreak.engine.arithmetic.plan.chains import NewTensor, Work
 from tiebreak.engine.arithmetic.plan.options import Stats
 from tiebreak.engine.dtypes import TORCH_DTYPES
 from tiebreak.engine.native import Build, load
 from tiebreak.protocol.program.isa import Instruction
 
+SHARED: Final = 1 << 19
+"""The least work, in multiplications, that threads share: some 10 us."""
 LONGEST: Final = 1 << 27
 """The most work in one call, in multiplications: some milliseconds, after which Python sees signals."""
 NO_MEMORY: Final = 1
 """The result by which units.c says so."""
-_ALIGNED: Final = 64
-_ARRAYS: Final = ("table", "plans", "memory", "bytes", "counters", "totals")
+_ALIGNED, _DONE = 64, 2
+_ARRAYS: Final = ("table", "plans", "memory", "bytes", "counters", "totals", "crew")
+_CREW: Final = 32
+"""The words of what the threads of a series share, at most."""
 
 
 class _Table(ctypes.Structure):
@@ -41,13 +48,14 @@ class _Table(ctypes.Structure):
             for name in ("contract", "add_up", "find_greatest", "chain_run", "scatter_sum", "move_all", "exact")
         ),
         *((name, ctypes.c_void_p) for name in _ARRAYS),
-        *((f"{name}_count", ctypes.c_int64) for name in _ARRAYS),
+        *((f"{name}_count", ctypes.c_int64) for name in (*_ARRAYS, "counter")),
     ]
 
 
 def build() -> Build:
     """The compiled kernel, or the reason why there is none."""
-    return load(__file__, run_units=(ctypes.c_int64, ctypes.c_void_p))
+    pointer = ctypes.c_void_p
+    return load(__file__, run_units=(ctypes.c_int64, pointer), help_units=(None, pointer, ctypes.c_int64))
 
 
 def of_chain(chain: CompiledChain) -> TableEntry:
@@ -67,7 +75,7 @@ class Caller:
         self.empty, self.stats, self.finite = empty, stats, finite
         added, called = sums.build().library, [chains.build().library, scatter.build().library, moves.build().library]
         own = build().library
-        self.run_units: Any = None if own is None or None in (added, *called) else own.run_units
+        self.library: Any = None if None in (added, *called) else own
         functions = [getattr(added, name, exact) for name in ("contract", "add_up", "find_greatest")]
         for library, name in zip(called, ("chain_run", "scatter_sum", "move_all"), strict=True):
             functions.append(getattr(library, name, exact))
@@ -135,29 +143,26 @@ class UnitSeries:
         self._counted = Counter[str]()
         self._finalized = list[tuple[int, int]]()
         self._resolved = defaultdict[str, list[tuple[int, int]]](list)
+        self._workers = available() if any(entry.work >= SHARED for entry in entries) else 1
         counters = self._encode(entries, len(sizes), body)
-        self._counters, self._totals = np.zeros(counters + 1, np.int64), np.zeros((len(self._kinds) + 1, 4), np.int64)
-        held = [None if entry.varies else entry.plan() for entry in entries]
+        self._counters = np.zeros((self._workers, counters + 1), np.int64)
+        self._totals = np.zeros((len(self._kinds) + 1, 4), np.int64)
+        held = [None if entry.varies else entry.plan(self._workers) for entry in entries]
         self._plans = np.array([0 if plan is None else _address(plan[0]) for plan in held], dtype=np.uint64)
         self._held = held, fills
         self._varying = [(n, entry.plan) for n, entry in enumerate(entries) if entry.varies]
-        arrays = self._words, self._plans, self._memory, self._bytes, self._counters, self._totals
-        counts = (
-            len(self._words),
-            len(entries),
-            len(self._bytes),
-            len(self._bytes),
-            len(self._counters),
-            len(self._totals),
-        )
-        self._table = _Table(*caller.functions, *(array.ctypes.data for array in arrays), *counts)
+        self._crew = np.zeros(_CREW, np.int64)
+        arrays = self._words, self._plans, self._memory, self._bytes, self._counters, self._totals, self._crew
+        addresses = (array.ctypes.data for array in arrays)
+        self._table = _Table(*caller.functions, *addresses, *map(len, arrays), counters + 1)
 
     def _encode(self, entries: Sequence[TableEntry], fills: int, body: Sequence[Instruction]) -> int:
         """Writes the table; returns the number of counters. fills: the first slot of a fill."""
         words, counters = list[int](), 0
         for plan, entry in enumerate(entries):
             total = self._kinds.get(entry.counted, 0)
-            words += [entry.kind, plan, total, entry.number, counters, len(entry.touches)]
+            shared = int(self._workers > 1 and entry.work >= SHARED)
+            words += [entry.kind, plan, total, entry.number, counters, shared, len(entry.touches)]
             for value, first, end in entry.touches:
                 words += [fills if value == FILL else self._slots[value], first, end]
                 fills += value == FILL
@@ -189,10 +194,10 @@ class UnitSeries:
         start = int(self._arena.taken().ctypes.data)
         slots, places = self._in_arena
         memory[slots] = places + np.uint64(start + -start % _ALIGNED)
-        drawn = [(n, plan()) for n, plan in self._varying]
+        drawn = [(n, plan(self._workers)) for n, plan in self._varying]
         for n, plan in drawn:
             self._plans[n] = _address(plan[0])
-        failure = self._caller.run_units(ctypes.byref(self._table))
+        failure = self._together()
         if failure == NO_MEMORY:
             raise MemoryError("no memory for a series of units")
         if failure:
@@ -200,8 +205,24 @@ class UnitSeries:
         self._count()
         return made
 
+    def _together(self) -> int:
+        """Runs the table with as many threads as may help; returns what units.c says."""
+        library, table, leader, helpers = self._caller.library, ctypes.byref(self._table), get_ident(), count(1)
+        self._crew[:] = 0
+
+        def work() -> int:
+            if get_ident() != leader:
+                library.help_units(table, next(helpers))
+                return 0
+            try:
+                return int(library.run_units(table))
+            finally:
+                self._crew[_DONE] = 1  # whatever interrupts this thread
+
+        return max(together(work, min(self._workers, available())))
+
     def _count(self) -> None:
-        caller, counters, totals = self._caller, self._counters.tolist(), self._totals.tolist()
+        caller, counters, totals = self._caller, self._counters.sum(0).tolist(), self._totals.tolist()
         for index, at in self._finalized:
             caller.finite[index] = not counters[at]
         for kind, places in self._resolved.items():
