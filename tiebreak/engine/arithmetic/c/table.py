@@ -38,7 +38,7 @@ class TableEntry:
 
     kind: int
     plan: Callable[[int], tuple[Any, object]]
-    """Makes the plan of a call on so many threads, a structure or an array, with what must outlive it."""
+    """Makes the plan of a call for a number of threads, a structure or an array, with what must outlive it."""
     touches: Sequence[Touch]
     """The memory that it reads, then that which it writes."""
     work: int
