@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
+#include <time.h>
 
 #include "contraction.h"
 #include "exact.h"
@@ -153,15 +154,19 @@ int64_t run_units(const unit_table *u) {
     return found;
 }
 
+#define SPINS 256 /* some 0.5 ms, after which a helper sleeps: a leader alone at work should not cost several cores */
+#define SLEEPS 10000
+
 /* Helps whoever runs the table until that is done, or nothing has come for a second or more. */
 void help_units(const unit_table *u, int64_t worker) {
+    const struct timespec short_while = {.tv_nsec = 100000};
     crew *all = u->together;
     if (worker < 1 || worker >= u->workers) return;
-    for (int64_t last = 0, waited = 0; !all->done && waited < 1 << 20;) {
+    for (int64_t last = 0, waited = 0; !all->done && waited < SPINS + SLEEPS;) {
         const int64_t at = all->open;
         if (!at || at == last) {
-            wait_a_little();
-            waited++;
+            if (waited++ < SPINS) wait_a_little();
+            else nanosleep(&short_while, 0);
             continue;
         }
         all->active++;

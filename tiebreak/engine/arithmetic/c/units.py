@@ -29,6 +29,8 @@ from tiebreak.engine.dtypes import TORCH_DTYPES
 from tiebreak.engine.native import Build, load
 from tiebreak.protocol.program.isa import Instruction
 
+MOST: Final = 8
+"""The most threads of a series: its units are small, and helpers wait between them."""
 SHARED: Final = 1 << 19
 """The least work, in multiplications, that threads share: some 10 us."""
 LONGEST: Final = 1 << 27
@@ -143,7 +145,7 @@ class UnitSeries:
         self._counted = Counter[str]()
         self._finalized = list[tuple[int, int]]()
         self._resolved = defaultdict[str, list[tuple[int, int]]](list)
-        self._workers = available() if any(entry.work >= SHARED for entry in entries) else 1
+        self._workers = min(available(), MOST) if any(entry.work >= SHARED for entry in entries) else 1
         counters = self._encode(entries, len(sizes), body)
         self._counters = np.zeros((self._workers, counters + 1), np.int64)
         self._totals = np.zeros((len(self._kinds) + 1, 4), np.int64)
