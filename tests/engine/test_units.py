@@ -146,13 +146,19 @@ def big_gather(held: torch.dtype) -> tuple[Instruction, list[Tensor]]:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("held", [torch.float32, torch.bfloat16])
-def test_gathers_on_any_threads_equal_those_of_torch(threads: int, held: torch.dtype) -> None:
-    i, operands = big_gather(held)
-    with limited(threads):
-        found = Arithmetic().execute(i, operands, 0)
-    assert torch.equal(found.nan_to_num(7.0), Arithmetic(compiled=False).execute(i, operands, 0).nan_to_num(7.0))
-    assert found.isnan().any(1).sum() == ((operands[1] < 0) | (operands[1] >= 50)).sum()
+def test_gathers_on_any_threads_equal_those_of_torch(threads: int) -> None:
+    """Also when the same instruction reads a table that is held in bfloat16, or no longer is."""
+    arithmetic = Arithmetic()
+    i, given = big_gather(torch.float32)
+    for held in (torch.float32, torch.bfloat16, torch.float32):
+        operands = [given[0].to(held), given[1]]
+        with limited(threads):
+            found = arithmetic.execute(i, operands, 0)
+        assert found.dtype == held
+        assert torch.equal(found.nan_to_num(7.0), Arithmetic(compiled=False).execute(i, operands, 0).nan_to_num(7.0))
+        assert found.isnan().any(1).sum() == ((operands[1] < 0) | (operands[1] >= 50)).sum()
+    with pytest.raises(ValueError, match=r"operand 1 in torch.int64"):
+        arithmetic.execute(i, [given[0], given[1].int()], 0)
 
 
 @settings(max_examples=40)

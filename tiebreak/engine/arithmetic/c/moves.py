@@ -70,12 +70,17 @@ class Moves:
         if prod(box):
             self._copies.append((_move(size, box, inside, i.operands[0]), (0,), (i.operands[0].extent(box),)))
 
-    def run(self, operands: Operands, host: Host, near: object) -> Tensor:  # noqa: ARG002
+    def run(self, operands: Operands, host: Host, near: object) -> Tensor:
+        if operands[0].dtype != self._dtype:  # of a table that no step changes, held in bfloat16 or not
+            return Moves(self._library, self._i, operands[0].dtype).run(operands, host, near)
         out, threads, move_all = host.empty(self._i.shape, self._dtype), sharing(self._work), self._library.move_all
         for move, read, reaches in self._copies:
-            for operand, reach in zip(read, reaches, strict=True):
+            for operand, reach, dtype in zip(read, reaches, (self._dtype, torch.int64), strict=False):
                 if operand != FILL:
                     check_reach(operands[operand], reach)
+                    # SAFETY: the kernel reads elements of this size.
+                    if operands[operand].dtype != dtype:
+                        raise ValueError(f"expected operand {operand} in {dtype}, got {operands[operand].dtype}")
             sources = [self._fill.ctypes.data if operand == FILL else operands[operand].data_ptr() for operand in read]
             move.source, move.index, move.out = (*sources, None)[0], (*sources, None)[1], out.data_ptr()
             progress = ZivProgress()
