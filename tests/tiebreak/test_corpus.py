@@ -206,6 +206,7 @@ def wrong_chains(monkeypatch: pytest.MonkeyPatch, before: int | None = None) -> 
 
     before: only in the step after this one, in chains of `mlp` that read its number.
     """
+    monkeypatch.setattr(Interpreter, "joins", False)
     right, body = CompiledChain.run, programs.read("mlp").program.body
     step_numbers = [n for n, i in enumerate(body) if (i.opcode, i.function) == (Opcode.SOURCE, 1)]
 

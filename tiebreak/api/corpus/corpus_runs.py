@@ -28,7 +28,7 @@ from tiebreak.api.signing.keys import new_key
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.backend import builds, identity, is_host, launches
 from tiebreak.engine.arithmetic.execute import integer_arithmetic
-from tiebreak.engine.arithmetic.plan.chains import Unit
+from tiebreak.engine.arithmetic.plan.chains import PreparedSeries, Unit, Work
 from tiebreak.engine.data.tensors import canonical, from_bytes, identities, tensor_bytes
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.encoding import decode_sparse
@@ -239,8 +239,13 @@ def _in_words(summary: Summary, shown: Evidence, truth: Evidence) -> str:
 class Watched(Interpreter):
     """An interpreter that copies each value of a planned step into `made`, unless that is None."""
 
-    joins = False
     made: dict[int, Tensor] | None = None
+
+    @property
+    def work(self) -> Sequence[tuple[Sequence[Work], PreparedSeries | None]]:
+        """Units one by one while they are watched."""
+        work = super().work
+        return work if self.made is None else [([one for units, _ in work for one in units], None)]
 
     def _executor(self, *given: Any, **options: Any) -> Planned:
         executor = super()._executor(*given, **options)
