@@ -70,8 +70,10 @@ def test_series_hold_all_units_that_one_thread_computes(digits: Captured, monkey
     monkeypatch.setattr(Planned, "execute", noted)
     machine.step(1, machine.to_device(digits.state), machine.place_data(digits.data))
     assert sorted(alone) == ["MAP", "REDUCE", "SHUFFLE"]
-    monkeypatch.setattr(units, "LONGEST", LONGEST >> 8)
-    assert len(series_of(Interpreter(digits.program, Arithmetic()))) > len(series_of(machine))
+    for limit, small in (("LONGEST", LONGEST >> 8), ("RESULTS", 8)):
+        with monkeypatch.context() as patch:
+            patch.setattr(units, limit, small)
+            assert len(series_of(Interpreter(digits.program, Arithmetic()))) > len(series_of(machine))
 
 
 BAD: dict[str, tuple[str, int, int]] = {

@@ -44,7 +44,7 @@ class TableEntry:
     work: int
     """The time that it takes, in multiplications."""
     number: int = 0
-    """The word NUMBER of units.c."""
+    """The bits of a sum's result, the elements of a chain, or whether the place of an extreme is wanted."""
     counted: str = ""
     """The kind under which a sum is counted, if it is one."""
     chain: CompiledChain | None = None

@@ -35,6 +35,8 @@ SHARED: Final = 1 << 19
 """The least work, in multiplications, that threads share: some 10 us."""
 LONGEST: Final = 1 << 27
 """The most work in one call, in multiplications: some milliseconds, after which Python sees signals."""
+RESULTS: Final = 512
+"""A series ends when it has more results than this: to find room for many takes long, and strangers write programs."""
 NO_MEMORY: Final = 1
 """The result by which units.c says so."""
 _ALIGNED, _DONE = 64, 2
@@ -61,7 +63,7 @@ def build() -> Build:
 
 
 def of_chain(chain: CompiledChain) -> TableEntry:
-    """The entry of a chain."""
+    """A chain as units.c runs it: it reads its inputs whole, and writes its results whole."""
     code = chain.code
     read = [Touch.of(value, (0, numel - 1), dtype.size) for value, (dtype, numel) in code.inputs.items()]
     made = [store.member for store in code.stores]
@@ -104,7 +106,7 @@ class SeriesMemory:
         self._size, self._memory = 0, np.empty(0, dtype=np.uint8)
 
     def reserve(self, size: int) -> None:
-        """Makes it large enough."""
+        """Lets a series of the program use this many bytes, from its next run on."""
         self._size = max(self._size, size + _ALIGNED)
 
     def taken(self) -> npt.NDArray[np.uint8]:
@@ -124,7 +126,7 @@ class UnitSeries:
         inside = {n: old for part in parts for n, old in part.made.items()}
         gone = {n for part in parts for n in part.dying}
         self.reads = frozenset(t.value for entry in entries for t in entry.touches).difference(inside, {FILL})
-        """The values from outside."""
+        """The values that units outside the series compute, or sources."""
         self.dying = tuple(gone & self.reads)
         """The values among them that nothing reads afterwards."""
         sizes = {n: body[n].numel * body[n].dtype.size for n in (*self.reads, *inside)}
@@ -264,12 +266,14 @@ def join(
     work: Sequence[Work], parts: Sequence[SeriesPart | None], body: Sequence[Instruction], caller: Caller
 ) -> list[tuple[Sequence[Work], UnitSeries | None]]:
     """Units in order, as series and single ones. parts: each unit as a series has it; None: executed on its own."""
-    arena, found, begin = SeriesMemory(), list[tuple[Sequence[Work], UnitSeries | None]](), 0
-    for end in range(1, len(work) + 1):
-        following = parts[end] if end < len(parts) else None
-        series = [part for part in parts[begin:end] if part is not None]
-        if following is not None and series and sum(part.work for part in [*series, following]) <= LONGEST:
+    arena, found, series = SeriesMemory(), list[tuple[Sequence[Work], UnitSeries | None]](), list[SeriesPart]()
+    begin = load = results = 0
+    for end, following in enumerate([*parts[1:], None], 1):
+        if (part := parts[end - 1]) is not None:
+            series.append(part)
+            load, results = load + part.work, results + len(part.made)
+        if following is not None and series and load + following.work <= LONGEST and results <= RESULTS:
             continue
         found.append((work[begin:end], UnitSeries(series, body, caller, arena) if series else None))
-        begin = end
+        begin, load, results, series = end, 0, 0, []
     return found
