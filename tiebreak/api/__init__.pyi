@@ -4,7 +4,7 @@ from tiebreak.api import data
 from tiebreak.api.agreement import offers, sealing
 from tiebreak.api.auditing import audits, forward, progress
 from tiebreak.api.builtin import loader
-from tiebreak.api.certification import attestation, certificates, issuance, ownership
+from tiebreak.api.certification import attestation, certificates, claims, issuance, ownership
 from tiebreak.api.chain import boards, chains, endings, onchain, weights
 from tiebreak.api.corpus import corpus_runs
 from tiebreak.api.data import importing
@@ -15,6 +15,6 @@ from tiebreak.api.training import bundle, calibrating, distributed, finetuning, 
 from tiebreak.api.watching import alarms, monitoring, sampling
 
 __all__ = ["alarms", "attestation", "audits", "boards", "bundle", "calibrating", "certificates", "chains"]
-__all__ += ["corpus_runs", "data", "disputes", "distributed", "endings", "environment", "finetuning", "forward"]
-__all__ += ["importing", "interpreters", "issuance", "judging", "keys", "loader", "monitoring", "offers", "onchain"]
-__all__ += ["ownership", "progress", "qualification", "reading", "runs", "sampling", "sealing", "weights"]
+__all__ += ["claims", "corpus_runs", "data", "disputes", "distributed", "endings", "environment", "finetuning"]
+__all__ += ["forward", "importing", "interpreters", "issuance", "judging", "keys", "loader", "monitoring", "offers"]
+__all__ += ["onchain", "ownership", "progress", "qualification", "reading", "runs", "sampling", "sealing", "weights"]
