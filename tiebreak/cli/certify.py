@@ -11,6 +11,7 @@ from tiebreak.api.machine import Machine
 from tiebreak.cli import options as opt
 from tiebreak.cli.key import load_key
 from tiebreak.engine.data.disk import read_file, write_file
+from tiebreak.engine.run.segments import chances
 from tiebreak.protocol.commitments.certificate import MAX_EVIDENCE_BYTES, Attestation
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.errors import ConfigurationError
@@ -261,6 +262,6 @@ def _drawn(made: "api.claims.OwnershipClaim", asked: "api.claims.OwnershipChalle
         "drawn": list(made.drawn(asked)),
         "unseen": [
             {"false": false, "probability": api.claims.unseen(count, asked.top, asked.uniform, false)}
-            for false, _ in api.audits.chances(count, 1)
+            for false, _ in chances(count, 1)
         ],
     }

@@ -1,7 +1,6 @@
 """Audits of a signed run: either the whole run, kept as the auditor's own replay, or a selection of its segments."""
 
 import hmac
-import math
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from copy import deepcopy
@@ -32,8 +31,6 @@ from tiebreak.protocol.commitments.records import StepRecord, run_tree
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError, VerificationError
 from tiebreak.protocol.trees import Frontier
 
-SHARES: Final = (0.01, 0.1)
-"""Shares of false segments for which a sample's chance of detection is reported, as for a single false segment."""
 MARK: Final = "replayed.here"
 """File in a replay that proves who made its records: two marks (`own_mark`, an HMAC) in hex digits.
 
@@ -231,12 +228,6 @@ def choose_segments(
     if chosen[-1] >= count:
         raise ConfigurationError(f"expected a checkpoint below {count}, got {chosen[-1]}")
     return chosen, records, head
-
-
-def chances(count: int, sample: int) -> list[tuple[int, float]]:
-    """Pairs of a number of false segments of `count` and the chance to draw one: for one, and for each of `SHARES`."""
-    false = dict.fromkeys([1, *(max(1, math.ceil(share * count)) for share in SHARES)])
-    return [(number, run_segments.detection_probability(count, sample, number)) for number in false]
 
 
 def segments_of(trainer: RunDirectory, count: int, first: int | None, last: int | None) -> tuple[int, ...]:

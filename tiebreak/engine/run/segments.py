@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from math import prod
+from math import ceil, prod
 from typing import Final
 
 from tiebreak.engine.run.directory import RunDirectory, kept_steps
@@ -14,6 +14,8 @@ from tiebreak.protocol.errors import CannotCheck, ConfigurationError, StateError
 from tiebreak.protocol.tags import Digest
 
 _DRAW: Final = b"tiebreak: segments of an audit"
+SHARES: Final = (0.01, 0.1)
+"""Shares of false segments for which a sample's chance of detection is reported, as for a single false segment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,3 +107,9 @@ def detection_probability(total: int, checked: int, tampered: int) -> float:
     if few + many > total:  # also where no segment is left that a cheat could hope for
         return 1.0
     return 1.0 - prod((total - many - i) / (total - i) for i in range(few))
+
+
+def chances(count: int, sample: int) -> list[tuple[int, float]]:
+    """Pairs of a number of false segments of `count` and the chance to draw one: for one, and for each of `SHARES`."""
+    false = dict.fromkeys([1, *(max(1, ceil(share * count)) for share in SHARES)])
+    return [(number, detection_probability(count, sample, number)) for number in false]
