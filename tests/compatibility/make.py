@@ -1,0 +1,98 @@
+"""Makes the files of today's formats: `python -m tests.compatibility.make FOLDER`; see README.md beside this."""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tests.protocol.town import TALKED_FALSE
+from tests.tiebreak.node.hubs import arrived
+from tests.tiebreak.node.test_ledger import lived
+from tests.tiebreak.node.village import HUB
+from tests.tiebreak.parties import PASSPHRASE, Parties, make_parties
+from tiebreak.cli.key import PASSPHRASE_VARIABLE
+from tiebreak.cli.main import run, tiebreak
+from tiebreak.node.hub.limits import HubLimits
+from tiebreak.node.hub.post_writer import PostWriter
+from tiebreak.node.hub.store import Store
+from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
+from tiebreak.protocol.packing import pack
+
+HUB_SECRET = 0x4B
+"""The number that is the key of the hub, which anybody may know: `tests.tiebreak.node.village.HUB`."""
+
+
+def tell(*arguments: object, code: int = 0) -> Any:
+    """The JSON document of a command that ends with a code."""
+    with redirect_stdout(StringIO()) as out:
+        found = run(tiebreak, [*map(str, arguments), "--json"])
+    if found != code:
+        raise SystemExit(f"expected exit code {code}, got {found}: {out.getvalue()}")
+    return json.loads(out.getvalue())
+
+
+def make_runs(folder: Path, scratch: Path) -> dict[str, Any]:
+    """A captured job, keys, runs (finished, interrupted, false), a replay of the false one, and a certificate."""
+    parties = Parties(scratch / "parties", lambda _name, _make: scratch)
+    make_parties(parties.folder)
+    for name in ("captured", "run"):
+        shutil.copytree(parties.path(name), folder / name)
+    for name in ("client.pem", "trainer.pem"):
+        shutil.copy(parties.path(name), folder / name)
+    parties.train(parties.signed(folder / "interrupted"), "--until", "4", "--quiet")
+    parties.cheat(parties.signed(folder / "false"), 5)
+    tell("audit", folder / "false", "--output", folder / "replay", code=2)
+    weights = folder / "model.safetensors"
+    tell("weights", folder / "run", "--output", weights, "--unsettled")
+    for who in ("trainer", "client"):
+        signed = ("--key", folder / f"{who}.pem", "--output", folder / "certificate.json")
+        tell("certify", folder / "run", "--weights", weights, *signed)
+    verified = tell("verify", weights, folder / "certificate.json")
+    dispute = tell("dispute", folder / "false", folder / "replay")
+    return {
+        **{name: verified[name] for name in ("job", "run_root", "signatures")},
+        "difference": {name: dispute[name] for name in ("loser", "committed", "correct")},
+        "walk": dispute["walk"],
+    }
+
+
+def make_hub(folder: Path) -> dict[str, Any]:
+    """A hub's database with a job whose trainer lost a game, and what the hub says of it, which `judge` reads."""
+    store = Store(f"sqlite+pysqlite:///{folder / 'hub.sqlite'}")
+    writer = PostWriter(store, OFF_CHAIN, HUB, HubLimits())
+    export = lived(TALKED_FALSE).export
+    for entry in export:
+        (answer,) = writer.take([arrived(entry.wire, entry.at)])
+        if answer.row is None:
+            raise SystemExit(answer.error)
+    job_id = TALKED_FALSE.job.id
+    (folder / "posts").write_bytes(pack([entry.pack() for entry in store.posts(0)]))
+    (folder / "end").write_bytes(pack(writer.complete(job_id, writer.stand(export[-1].at)).pack()))
+    store.close()
+    hub = f"0x{HUB.address.hex()}"
+    judged = tell("judge", folder / "posts", folder / "end", "--hub-key", hub)
+    return {"hub": hub, "hub_secret": HUB_SECRET, "judged": {name: judged[name] for name in ("posts", "debts")}}
+
+
+def main() -> None:
+    """Fills a new folder."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
+    folder.mkdir()
+    with TemporaryDirectory() as scratch:
+        os.environ |= {PASSPHRASE_VARIABLE: PASSPHRASE, "XDG_STATE_HOME": scratch}
+        expected = make_runs(folder, Path(scratch)) | make_hub(folder)
+    for lock in folder.rglob(".lock"):
+        lock.unlink()
+    (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
