@@ -8,7 +8,7 @@ host for something.
 import logging
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ LOG: Final = logging.getLogger("mkdocs.hooks.website")
 ROOT: Final = Path(__file__).resolve().parents[1]
 MOVED: Final = {"README.md": "index.md", "docs/README.md": "contents.md"}
 """File of the repository -> the page of the site that it becomes. Other pages keep their paths below docs/."""
-LISTED: Final = re.compile(r"^(?:\* |\| )\[[^]]*\]\(([\w/-]+\.md)\)", re.MULTILINE)
+LISTED: Final = re.compile(r"^(?:\* |\| )\[([^]]*)\]\(([\w/-]+\.md)\)", re.MULTILINE)
 LINK: Final = re.compile(r"(!?)\[([^]]*)\]\((?!\w+:)([^)#\s]+)(#[^)]*)?\)")
 COMMANDS: Final = "<!-- commands -->"
 
@@ -37,15 +37,12 @@ def on_config(config: MkDocsConfig) -> None:
     config.nav = [{"Home": "index.md"}, *sections, "contents.md"]
 
 
-def listed(text: str) -> Iterator[str | dict[str, list[str]]]:
+def listed(text: str) -> Iterator[dict[str, str | list[str]]]:
     """The pages of a list. The list that the README.md of a folder holds becomes a section within the section."""
-    for path in LISTED.findall(text):
+    for title, path in LISTED.findall(text):
         folder, name = posixpath.split(path)
-        if name == "README.md":
-            inner = LISTED.findall((ROOT / "docs" / path).read_text(encoding="utf-8"))
-            yield {folder.capitalize(): [path, *(f"{folder}/{one}" for one in inner)]}
-        else:
-            yield path
+        inner = LISTED.findall((ROOT / "docs" / path).read_text(encoding="utf-8")) if name == "README.md" else []
+        yield {title: [path, *(f"{folder}/{one}" for _, one in inner)] if inner else path}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -84,16 +81,19 @@ def commands() -> Iterator[str]:
             for name in group:
                 command = tiebreak.get_command(context, name)
                 assert command is not None, "the help lists commands that are there"
-                yield from described(command, name, context, "###")
+                yield from described(command, name, context, "###", group[name].needs)
 
 
-def described(command: click.Command, name: str, parent: click.Context, heading: str) -> Iterator[str]:
-    """Usage, help and options of a command and, below it, of its own commands."""
+def described(
+    command: click.Command, name: str, parent: click.Context, heading: str, needs: Mapping[str, str]
+) -> Iterator[str]:
+    """Usage, help, extras and options of a command and, below it, of its own commands."""
     with click.Context(command, info_name=name, parent=parent) as context:
         yield f"{heading} {context.command_path}\n\n```text"
         yield f"{context.command_path} {' '.join(command.collect_usage_pieces(context))}\n```\n"
-        yield re.sub(r"^\x08$\n((?:.+\n?)+)", r"```text\n\1\n```", click.unstyle(help_of(command)), flags=re.MULTILINE)
-        yield ""
+        yield re.sub(r"^\x08$\n((?:.+\n?)+)", r"```text\n\1\n```", help_of(command), flags=re.MULTILINE)
+        extras = needs.get(context.command_path.removeprefix("tiebreak "), "").split(",")
+        yield f"\nExtras: {', '.join(f'`{extra}`' for extra in extras)}.\n" if extras[0] else ""
         for parameter in command.get_params(context):
             if (record := parameter.get_help_record(context)) is not None and record[1] and "--help" not in record[0]:
                 yield f"`{record[0]}`\n:   {plain(record[1])}\n"
@@ -101,7 +101,7 @@ def described(command: click.Command, name: str, parent: click.Context, heading:
             for inner in command.list_commands(context):
                 found = command.get_command(context, inner)
                 assert found is not None, "a group lists commands that are there"
-                yield from described(found, inner, context, f"{heading}#")
+                yield from described(found, inner, context, f"{heading}#", needs)
 
 
 def plain(text: str) -> str:

@@ -101,7 +101,7 @@ def new_key() -> PrivateKey:
 def save_key(key: PrivateKey, path: str | Path, passphrase: str) -> None:
     """Writes a new file of mode 0600 durably, whole or not at all.
 
-    key: that of `tiebreak.new_key`. path: of the new file. passphrase: its characters encrypt the key (PKCS#8, AES-256).
+    key: that of `tiebreak.new_key`. path: of the new file. passphrase: it encrypts the key (PKCS#8, AES-256).
 
     Raises `ConfigurationError` if the file exists.
     """
