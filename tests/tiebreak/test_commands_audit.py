@@ -16,8 +16,8 @@ from tiebreak.api.auditing.audits import MARK, audit_whole
 from tiebreak.api.machine import Machine
 from tiebreak.cli.audit import COULD_NOT_CHECK, AuditFailure
 from tiebreak.engine.run import audit as auditing
-from tiebreak.engine.run.audit import compare, detection_probability, draw_segments
 from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.segments import compare, detection_probability, draw_segments
 from tiebreak.protocol.commitments.records import StepRecord
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.tags import Digest

@@ -12,7 +12,6 @@ Triton's kernels are compiled in several processes at once (`compile_in_parallel
 """
 
 import ctypes
-import fcntl
 import gc
 import hashlib
 import os
@@ -20,7 +19,6 @@ import platform
 import shlex
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import tempfile
@@ -32,6 +30,8 @@ from functools import cache
 from pathlib import Path
 from threading import Timer
 from typing import Any, Final
+
+from tiebreak.engine import system
 
 FLAGS: Final = (
     "-std=c11", "-O3", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fwrapv",
@@ -98,14 +98,13 @@ def compile_in_parallel(jobs: Sequence[Callable[[], object]], cache_folder: Path
     and compilers alone. They use no device, collect no garbage, since that may lie on one, and end if a job takes
     `TIMEOUT_S`.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    count = min(cores, len(jobs))
+    count = min(system.usable_cores(), len(jobs))
     notice = Timer(PATIENCE_S, sys.stderr.write, [f"compiling {len(jobs)} GPU kernels once\n"])
     cache_folder.mkdir(parents=True, exist_ok=True)
     notice.start()
     try:
         with (cache_folder / ".tiebreak").open("a") as lock, warnings.catch_warnings():
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            system.lock(lock, wait=True)
             warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, of forks beside threads
             for fork in [_fork(jobs[first::count]) for first in range(count)]:
                 with suppress(ChildProcessError):  # the user's own code may have waited for it
@@ -136,6 +135,8 @@ def load(beside: str | Path, **functions: tuple[Any, ...]) -> Build:
     """
     if not enabled():
         return Build(None, f"switched off by {SWITCH}=0")
+    if not system.COMPILES:
+        return Build(None, "not compiled on this system")
     return _load(str(beside), tuple(functions.items()))
 
 
@@ -184,11 +185,7 @@ def _compiler() -> tuple[str, ...] | None:
 
 def _refuse_others(path: Path, status: os.stat_result, *, is_parent: bool = False) -> None:
     """Raises `RuntimeError` if others could write there. A parent may be root's, and shared as /tmp is: sticky."""
-    if not hasattr(os, "getuid"):
-        return
-    owners = {os.getuid(), 0} if is_parent else {os.getuid()}
-    is_shared = status.st_mode & 0o022 and not (is_parent and status.st_mode & stat.S_ISVTX)
-    if status.st_uid not in owners or is_shared:
+    if not system.is_private(status, is_parent=is_parent):
         raise RuntimeError(f"expected {path} to be writable by this user alone; no compiled kernel is loaded")
 
 
@@ -197,26 +194,18 @@ def _open(target: Path) -> ctypes.CDLL:
 
     The descriptor stays open: under the number of a closed one the loader would find the library that it had before.
     """
-    descriptor = os.open(target, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+    descriptor = os.open(target, os.O_RDONLY | system.NOFOLLOW)
     _refuse_others(target, os.fstat(descriptor))
-    opened = Path(f"/proc/self/fd/{descriptor}")
-    return ctypes.CDLL(str(opened if opened.exists() else target))
+    return ctypes.CDLL(str(system.descriptor_path(descriptor, target)))
 
 
 def _key(source: Path, compiler: tuple[str, ...]) -> str:
     version = subprocess.run([*compiler, "--version"], capture_output=True, check=True, timeout=TIMEOUT_S).stdout
     headers = [path.read_bytes() for path in sorted(source.parent.glob("*.h"))]
-    # Different machines may share a home directory.
-    processor = repr((platform.system(), platform.machine(), platform.processor(), _processor_features())).encode()
+    features = system.processor_line("flags", "features")  # different machines may share a home directory
+    processor = repr((platform.system(), platform.machine(), platform.processor(), features)).encode()
     parts = (source.read_bytes(), *headers, version, repr((FLAGS, TUNE, compiler)).encode(), processor)
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:32]
-
-
-def _processor_features() -> str:
-    """The line of /proc/cpuinfo that names the instruction sets of this processor; empty on other systems."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(errors="replace").splitlines() if info.is_file() else []
-    return next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
 
 
 def _build(source: Path, compiler: tuple[str, ...], target: Path) -> None:

@@ -300,7 +300,7 @@ def test_a_trial_step_runs_only_if_its_estimated_cost_fits(
 
 
 def test_processes_share_the_cores(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tiebreak.node.worker_tasks.usable_cores", lambda: 8)
+    monkeypatch.setattr("tiebreak.engine.system.usable_cores", lambda: 8)
     for processes, threads, each in ((1, None, None), (1, 3, 3), (2, None, 4), (2, 3, 3), (16, None, 1)):
         settings = replace(bench(folder)._settings, processes=processes, machine=Machine(threads=threads))
         assert WorkerTasks(settings, lambda _: None)._machine.threads == each

@@ -29,6 +29,7 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from eth_hash.auto import keccak
 
 from tiebreak.api.signing.signers import SignerKey
+from tiebreak.engine import system
 from tiebreak.engine.data.disk import Folder
 from tiebreak.protocol.arguments import PASSPHRASE, PATH, instance, taking
 from tiebreak.protocol.commitments.keys import RANDOM_BYTES, PrivateKey
@@ -103,12 +104,12 @@ def save_key(key: PrivateKey, path: str | Path, passphrase: str) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     if not path.parent.is_dir():
         raise ConfigurationError(f"expected a folder for the key file, got none at {path.parent}; make it first")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | system.OPEN, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(pem)
             file.flush()
-            os.fsync(file.fileno())
+            system.synced(file.fileno())
         # A hard link, unlike a rename, never replaces a key that is already there.
         os.link(temporary, path)
         with Folder(path.parent, to_write=True) as folder:
@@ -135,8 +136,9 @@ def load_key(path: str | Path, passphrase: str) -> PrivateKey:
         return SignerKey(Path(path))
     try:
         with Path(path).open("rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            if mode & 0o077:
+            status = os.fstat(file.fileno())
+            if system.others_may(status):
+                mode = stat.S_IMODE(status.st_mode)
                 raise ConfigurationError(f"expected mode 0600, got {mode:04o}; run chmod 600 {path}")
             content = file.read(MAX_KEYSTORE_BYTES + 1)
     except OSError as error:

@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from tiebreak.api.machine.environment import describe, describe_cuda, usable_cores
+from tiebreak.api.machine.environment import describe, describe_cuda
 from tiebreak.api.machine.interpreters import usable_device
 from tiebreak.api.training.bundle import MANIFEST, Bundle, capture_bundle, load_bundle
 from tiebreak.engine.arithmetic import Arithmetic
@@ -19,6 +19,7 @@ from tiebreak.engine.logged.divergence import variants_of
 from tiebreak.engine.logged.policy import LoggedPolicy
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.qualify import qualify
+from tiebreak.engine.system import usable_cores
 from tiebreak.protocol.arguments import FUNCTION, NONE, is_text, share, shown, taking, tuple_of, whole
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION

@@ -31,10 +31,11 @@ from tiebreak.engine.distributed.exchange import Exchange
 from tiebreak.engine.distributed.train import SharedInterpreter, follow
 from tiebreak.engine.logged.journal import LogsInProgress
 from tiebreak.engine.logged.policy import POLICY, LoggedPolicy, policy_of
-from tiebreak.engine.run.audit import SegmentAudit, draw_segments, signed_records
+from tiebreak.engine.run.audit import SegmentAudit
 from tiebreak.engine.run.commit import Commit
 from tiebreak.engine.run.directory import MAX_NAMES_BYTES, NAMES, ORIGINS, TITLE, UNCHECKED, Keep, RunDirectory, titled
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
+from tiebreak.engine.run.segments import draw_segments, signed_records
 from tiebreak.engine.run.train import OnCommit, OnProgress, Progress, Worker
 from tiebreak.protocol.arguments import CALLBACKS, FLAG, NONE, PATH, TEXT, instance, taking, whole
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address, Domain

@@ -17,8 +17,9 @@ from tiebreak.engine.capture.slices import NoSlice, Slice
 from tiebreak.engine.capture.state import MODEL
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.data.tensors import widened
-from tiebreak.engine.run.cost import Cost, cost_of, memory_here
+from tiebreak.engine.run.cost import Cost, cost_of
 from tiebreak.engine.run.loop import exact_step
+from tiebreak.engine.system import memory_bytes
 from tiebreak.protocol.arguments import Expectation, instance, taking
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.program import Program
@@ -89,7 +90,7 @@ def _require_memory(task: Task, part: Task, step: Cost | None = None) -> None:
     own = sum(tensor.nbytes for tensor in whole)
     rehearsal = own + 2 * sum(tensor.nbytes for tensor in whole if tensor.requires_grad)
     needed = PROCESS + own + max(rehearsal, check, sum(4 * tensor.numel() for tensor in whole))
-    if needed > (available := memory_here()):
+    if needed > (available := memory_bytes()):
         raise ConfigurationError(
             f"expected a model whose capture and check fit into the {available / 2**30:.3g} GiB of memory here, got "
             f"one for which they take about {needed / 2**30:.3g} GiB; take smaller batches (`accumulation` adds up "
