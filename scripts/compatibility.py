@@ -1,6 +1,5 @@
-"""Makes the files of today's formats: `python -m tests.compatibility.make FOLDER`; see README.md beside this."""
+"""Makes files of today's formats in a new folder: `python -m scripts.compatibility FOLDER` (tests/compatibility)."""
 
-import argparse
 import json
 import os
 import shutil
@@ -16,16 +15,13 @@ from tests.tiebreak.node.hubs import arrived
 from tests.tiebreak.node.test_ledger import lived
 from tests.tiebreak.node.village import HUB
 from tests.tiebreak.parties import PASSPHRASE, Parties, make_parties
-from tiebreak.cli.key import PASSPHRASE_VARIABLE
 from tiebreak.cli.main import run, tiebreak
+from tiebreak.cli.options import PASSPHRASE_VARIABLE
 from tiebreak.node.hub.limits import HubLimits
 from tiebreak.node.hub.post_writer import PostWriter
 from tiebreak.node.hub.store import Store
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.packing import pack
-
-HUB_SECRET = 0x4B
-"""The number that is the key of the hub, which anybody may know: `tests.tiebreak.node.village.HUB`."""
 
 
 def tell(*arguments: object, code: int = 0) -> Any:
@@ -77,14 +73,12 @@ def make_hub(folder: Path) -> dict[str, Any]:
     store.close()
     hub = f"0x{HUB.address.hex()}"
     judged = tell("judge", folder / "posts", folder / "end", "--hub-key", hub)
-    return {"hub": hub, "hub_secret": HUB_SECRET, "judged": {name: judged[name] for name in ("posts", "debts")}}
+    return {"hub": hub, "hub_secret": 0x4B, "judged": {name: judged[name] for name in ("posts", "debts")}}
 
 
 def main() -> None:
     """Fills a new folder."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
+    folder = Path(sys.argv[1])
     folder.mkdir()
     with TemporaryDirectory() as scratch:
         os.environ |= {PASSPHRASE_VARIABLE: PASSPHRASE, "XDG_STATE_HOME": scratch}
@@ -95,4 +89,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
