@@ -10,7 +10,7 @@ COPY tiebreak tiebreak
 # Where another build of torch is, such as the smaller one for processors alone.
 ARG PIP_EXTRA_INDEX_URL=
 RUN python -m venv /usr/local/tiebreak \
-    && PIP_CONSTRAINT=constraints.txt /usr/local/tiebreak/bin/pip install --no-cache-dir '.[node,postgres]'
+    && PIP_CONSTRAINT=constraints.txt /usr/local/tiebreak/bin/pip install --no-cache-dir '.[node,postgres,train]'
 
 FROM python:3.11-slim-bookworm
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/* \

@@ -19,7 +19,7 @@ STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum |
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 SOURCES := .ci tiebreak conformance tests benchmarks examples model scripts contracts/scripts
 
-.PHONY: help setup demo test test-all models pages lint format types vectors vectors-package newest mutants hardest recheck gpu arm big-endian torches contracts anvil model model-quick nightly ci clean
+.PHONY: help setup demo test test-all models docs pages lint format types vectors vectors-package newest mutants hardest recheck gpu arm big-endian torches contracts anvil model model-quick nightly ci clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -110,6 +110,9 @@ nightly: setup mutants model hardest models arm big-endian torches ## What is to
 	FOUNDRY_PROFILE=nightly $(MAKE) -C contracts setup test symbolic
 	$(BIN)/mypy --python-version 3.13
 
+docs: setup ## The pages of docs/ and the reference as a site that needs no network, in site/; broken links fail
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict # with --quiet it would count no warnings
+
 pages: setup ## Fill the tables of docs/ from the committed results and from the model
 	$(BIN)/python -m benchmarks.pages
 
@@ -120,5 +123,5 @@ ci: ## Every gate
 	.ci/run
 
 clean: ## Remove what was built, not the environment
-	rm -rf build dist *.egg-info conformance/build conformance/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-output
+	rm -rf build dist site *.egg-info conformance/build conformance/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-output
 	find tiebreak conformance tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

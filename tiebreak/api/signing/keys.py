@@ -99,7 +99,12 @@ def new_key() -> PrivateKey:
 
 @taking(key=instance("a key (tiebreak.new_key makes one)", PrivateKey), path=PATH, passphrase=PASSPHRASE)
 def save_key(key: PrivateKey, path: str | Path, passphrase: str) -> None:
-    """Writes a new file of mode 0600 durably, whole or not at all. Raises `ConfigurationError` if the file exists."""
+    """Writes a new file of mode 0600 durably, whole or not at all.
+
+    key: that of `tiebreak.new_key`. path: of the new file. passphrase: it encrypts the key (PKCS#8, AES-256).
+
+    Raises `ConfigurationError` if the file exists.
+    """
     path, pem = Path(path), key.to_pem(passphrase)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     if not path.parent.is_dir():
@@ -130,7 +135,10 @@ def is_signer(path: str | Path) -> bool:
 def load_key(path: str | Path, passphrase: str) -> PrivateKey:
     """Reads a key file, or connects to a signer.
 
-    Raises `ConfigurationError` if anyone but its owner may read or write the file.
+    path: a file of `save_key`, an Ethereum keystore, or the Unix socket of a signer. passphrase: that of the file; a
+    signer needs none.
+
+    Raises `ConfigurationError` for a wrong passphrase, or if anyone but its owner may read or write the file.
     """
     if is_signer(path):
         return SignerKey(Path(path))

@@ -44,10 +44,17 @@ def calibrate(
 
     The first steps are computed exactly, and every sum in them is computed again in other orders, with other kernels
     and with other numbers of threads: see `tiebreak calibrate`. Without tasks, the policy holds the proven bounds,
-    which need no measurement but make larger logs. threads: the largest number to try in addition to 1 [default: all
-    usable cores]. devices: those to measure in addition to the CPU [default: every CUDA device]; each is qualified
-    first. progress: shows the progress of one task. Keep the policy with its `save`, and hand it to
-    `tiebreak.train(policy=...)`. Raises `ConfigurationError`.
+    which need no measurement but make larger logs. Keep the policy with its `save`, and hand it to
+    `tiebreak.train(policy=...)`.
+
+    tasks: those that are measured. precision: bits of results, 16 to 32. steps: the number of each task to measure.
+    orders: random orders of the terms of each sum. margin: safety factor on the measured differences. share: of the
+    elements that may be logged; others near a tie are computed exactly. threads: the largest number to try in addition
+    to 1 [default: all usable cores]. devices: those to measure in addition to the CPU [default: every CUDA device];
+    each is qualified first. seed: of the orders, and of the sample of elements. progress: shows the progress of one
+    task.
+
+    Raises `ConfigurationError` for what is no task, and for a device that cannot be used.
     """
     if not tasks:
         return proven_policy(precision)

@@ -38,12 +38,16 @@ CHECK: Final = Expectation(f"one of {', '.join(CHECKS)}", lambda x: isinstance(x
 def capture(task: Task, *, check: str = "full", device: str = "cpu") -> Captured:
     """Captures the task as a program, its initial state and its data, and checks the program against eager PyTorch.
 
-    The check takes about as long as capture itself and a few steps. A CUDA device may compute it, and the rehearsal.
+    The check takes about as long as capture itself and a few steps.
+
+    task: the job whose step becomes the program; its model stays as it is.
     check: "full"; "slice" for a model of which this is too much: three of each list of equal layers are checked, and
     all others do the same (docs/decisions/capture.md says what this cannot see); if they do not, all of the model is
-    checked, with a warning; or "none". Raises `ConfigurationError`
-    if the program is not the model, if there is none (it then lists every operator that has no exact form), or, before
-    anything is computed, if this machine has too little memory for the check.
+    checked, with a warning; or "none".
+    device: a torch device, which computes the check and the rehearsal.
+
+    Raises `ConfigurationError` if the program is not the model, if there is none (it then lists every operator that has
+    no exact form), or, before anything is computed, if this machine has too little memory for the check.
     """
     if check == "none":
         return capture_task(task)

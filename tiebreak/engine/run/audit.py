@@ -52,8 +52,8 @@ class SegmentAudit:
     total: number of committed segments. wanted: the segments that were to be checked. checked: a report for every
     segment that was replayed in full, in order; there are more of these than wanted if the trainer dropped checkpoints.
     starts: the steps whose states the replays started from. refused: the steps whose states exist but do not match
-    their records. resumed: those of the `steps` that an earlier call replayed. log: the combined report of following
-    the logs.
+    their records. steps: the number that was replayed. resumed: those of the `steps` that an earlier call replayed.
+    seconds: the time that it took. log: the combined report of following the logs.
     """
 
     total: int
