@@ -110,8 +110,9 @@ nightly: setup mutants model hardest models arm big-endian torches ## What is to
 	FOUNDRY_PROFILE=nightly $(MAKE) -C contracts setup test symbolic
 	$(BIN)/mypy --python-version 3.13
 
+# Not --quiet: it hides warnings from --strict too.
 docs: setup ## The pages of docs/ and the reference as a site that needs no network, in site/; broken links fail
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict # with --quiet it would count no warnings
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 pages: setup ## Fill the tables of docs/ from the committed results and from the model
 	$(BIN)/python -m benchmarks.pages
