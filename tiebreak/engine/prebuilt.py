@@ -1,0 +1,68 @@
+"""Kernels that a wheel brings compiled, for a few sets of instructions, so that no compiler is needed.
+
+`setup.py` compiles them beside their sources if `TIEBREAK_KERNELS` names a machine; a checkout has none. The name of a
+library holds the digest of the source and of the options that it was made of, so one of other sources is never found.
+`setup.py` runs this file alone, so it imports the standard library only.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+FLAGS: Final = (
+    "-std=c11", "-O3", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fwrapv",
+)  # fmt: skip
+"""`-fno-trapping-math` lets comparisons vectorise; exception flags are never read. `-fwrapv` makes signed integers
+wrap, as exact.h keeps their lowest bits; in ISO C that is undefined, and a compiler may take it for impossible."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """A set of instructions: the compiler's options for it, and the features of a processor that has it.
+
+    Features have the names of Linux's /proc/cpuinfo.
+    """
+
+    name: str
+    options: tuple[str, ...]
+    features: frozenset[str] = frozenset()
+
+
+_V3: Final = frozenset(
+    "abm avx avx2 bmi1 bmi2 cx16 f16c fma lahf_lm movbe pni popcnt sse4_1 sse4_2 ssse3".split()
+)
+_V4: Final = _V3 | frozenset("avx512f avx512bw avx512cd avx512dq avx512vl".split())
+LEVELS: Final = {
+    "x86_64": (
+        # Processors with AVX-512 and without its products of 52 bits take the next level.
+        Level("v4-ifma", ("-march=x86-64-v4", "-mavx512ifma"), _V4 | {"avx512ifma"}),
+        Level("v3", ("-march=x86-64-v3",), _V3),
+    ),
+    "aarch64": (Level("armv8", ("-march=armv8-a",)),),
+}
+"""The levels of each machine, as `platform.machine` names it; the best come first. Elsewhere kernels are compiled at
+first use."""
+
+
+def contents(source: Path) -> tuple[bytes, ...]:
+    """What a kernel is compiled of: its source and the headers beside it."""
+    return source.read_bytes(), *(path.read_bytes() for path in sorted(source.parent.glob("*.h")))
+
+
+def folder(source: Path) -> Path:
+    """Where the libraries of a source lie, if there are any."""
+    return source.parent / "built"
+
+
+def library(source: Path, level: Level) -> Path:
+    """The library of a source for a level, if there is one."""
+    parts = (*contents(source), repr((FLAGS, level.options)).encode())
+    digest = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:32]
+    return folder(source) / f"{source.stem}-{digest}-{level.name}.so"
+
+
+def find(source: Path, machine: str, features: frozenset[str]) -> tuple[Level, Path] | None:
+    """The library of a source for the best level that a processor has; None if there is none."""
+    fitting = [level for level in LEVELS.get(machine, ()) if level.features <= features]
+    return next(((level, path) for level in fitting if (path := library(source, level)).is_file()), None)
