@@ -70,8 +70,6 @@ class WithCopies(build_py):
                     self.copy_file(str(path), str(target))
         if MACHINE:
             compile_kernels(Path(self.build_lib, "tiebreak"))
-        for path in Path(self.build_lib).rglob("*"):
-            path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 class OfMachine(Distribution):
@@ -88,6 +86,12 @@ class MachineWheel(bdist_wheel):
     def get_tag(self) -> tuple[str, str, str]:
         """Kernels use nothing of Python's."""
         return ("py3", "none", f"linux_{MACHINE}") if MACHINE else super().get_tag()
+
+    def write_wheelfile(self, *arguments: str) -> None:
+        """The last step before all is packed: the builder's rights go."""
+        super().write_wheelfile(*arguments)
+        for path in Path(self.bdist_dir).rglob("*"):
+            path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 class SameSdist(sdist):
@@ -112,7 +116,6 @@ class SameSdist(sdist):
         return raw.name
 
 
-os.umask(0o022)  # of the metadata that setuptools writes
 os.environ["SOURCE_DATE_EPOCH"] = str(date())
 setup(
     distclass=OfMachine,
