@@ -26,23 +26,24 @@ class Level:
 
     name: str
     options: tuple[str, ...]
-    features: frozenset[str] = frozenset()
+    features: frozenset[str]
 
 
 _V3: Final = frozenset(
-    "abm avx avx2 bmi1 bmi2 cx16 f16c fma lahf_lm movbe pni popcnt sse4_1 sse4_2 ssse3".split()
+    "abm avx avx2 bmi1 bmi2 cx16 f16c fma lahf_lm movbe pni popcnt sha_ni sse4_1 sse4_2 ssse3".split()
 )
-_V4: Final = _V3 | frozenset("avx512f avx512bw avx512cd avx512dq avx512vl".split())
+_V4: Final = _V3 | frozenset("avx512f avx512bw avx512cd avx512dq avx512ifma avx512vl".split())
 LEVELS: Final = {
     "x86_64": (
-        # Processors with AVX-512 and without its products of 52 bits take the next level.
-        Level("v4-ifma", ("-march=x86-64-v4", "-mavx512ifma"), _V4 | {"avx512ifma"}),
-        Level("v3", ("-march=x86-64-v3",), _V3),
+        Level("v4", ("-march=x86-64-v4", "-mavx512ifma", "-msha"), _V4),
+        Level("v3", ("-march=x86-64-v3", "-msha"), _V3),
     ),
-    "aarch64": (Level("armv8", ("-march=armv8-a",)),),
+    "aarch64": (Level("v8", ("-march=armv8-a+crypto",), frozenset({"aes", "asimd", "pmull", "sha1", "sha2"})),),
 }
-"""The levels of each machine, as `platform.machine` names it; the best come first. Elsewhere kernels are compiled at
-first use."""
+"""The levels of each machine, as `platform.machine` names it; the best come first.
+
+Each adds the instructions for SHA-256, and the best one products of integers of 52 bits, by which kernels gain much: a
+processor with AVX2 or AVX-512 and without them compiles for itself, as all others do."""
 
 
 def contents(source: Path) -> tuple[bytes, ...]:
