@@ -19,7 +19,7 @@ STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum |
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 SOURCES := .ci tiebreak conformance tests benchmarks examples model scripts contracts/scripts
 
-.PHONY: help setup demo test test-all models pages lint format types vectors vectors-package newest mutants hardest recheck gpu arm big-endian torches contracts anvil model model-quick nightly ci clean
+.PHONY: help setup demo test test-all models pages lint format types vectors dist vectors-package newest mutants hardest recheck gpu arm big-endian torches contracts anvil model model-quick nightly ci clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -61,6 +61,9 @@ types: setup ## mypy --strict
 
 vectors: setup ## Regenerate the test vectors and compare them with those checked in
 	$(BIN)/python -m tests.vectors.generate tests/vectors --check
+
+dist: setup ## The sdist and the wheels of the last commit in dist/, built twice: the bytes must be equal
+	$(BIN)/python -m scripts.reproducible --output dist
 
 vectors-package: setup ## The integer reference and the vectors as a wheel of their own, in dist/: NumPy, no torch
 	rm -rf conformance/build

@@ -1,4 +1,4 @@
-"""What a build adds to `pyproject.toml`: files of the checkout, compiled kernels, and the same bytes for the same commit.
+"""What a build adds to `pyproject.toml`: files of the checkout, compiled kernels, and equal bytes for equal commits.
 
 `TIEBREAK_KERNELS=x86_64` (or aarch64, with a compiler for it in `CC`) makes a wheel of that machine, with the engine's
 kernels in C compiled. Without it the wheel is one for all machines, and kernels are compiled at first use.
@@ -37,7 +37,9 @@ def date() -> int:
     if wanted := os.environ.get("SOURCE_DATE_EPOCH"):
         return int(wanted)
     if (ROOT / ".git").exists():
-        return int(subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=ROOT, check=True, capture_output=True).stdout)
+        return int(
+            subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=ROOT, check=True, capture_output=True).stdout
+        )
     return int((ROOT / "setup.py").stat().st_mtime)
 
 

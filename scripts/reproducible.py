@@ -1,8 +1,8 @@
 """Builds the sdist and the wheels of a commit twice, and fails unless the bytes are equal: `make dist`, and a gate.
 
 The builds differ in folder, umask, time zone, locale, hash seed and dates of files, and in what the wheels are built
-from: the commit's files, or the sdist. There is a wheel for all machines, and one with compiled kernels for this machine
-if it has a level in `tiebreak.engine.prebuilt`. Both builds share the compiler and the version of setuptools.
+from: the commit's files, or the sdist. There is a wheel for all machines, and one with compiled kernels for this
+machine if `tiebreak.engine.prebuilt` has levels for it. Both builds share the compiler and the version of setuptools.
 """
 
 import argparse
