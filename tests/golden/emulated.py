@@ -152,7 +152,7 @@ def prepare(machine: Machine) -> None:
     unpack(machine)
     (pip,) = (machine.folder / "root/usr/share/python-wheels").glob("pip-*.whl")
     constraints = machine.folder / "constraints.txt"
-    constraints.write_text(re.sub(r"(?m)^torch==.*$", "", (ROOT / "constraints.txt").read_text()))
+    constraints.write_text(re.sub(r"(?m)^torch==(.*\\\n)*.*$", "", (ROOT / "constraints.txt").read_text()))
     alone = [] if TORCH in machine.wheels else ["--no-deps"]
     options = ["-qq", "--no-compile", "--only-binary=:all:", "--root-user-action", "ignore", *alone]
     options += ["--constraint", str(constraints), "--target", str(machine.folder / "site")]
