@@ -29,7 +29,7 @@ $(STAMP):
 	@test -n "$(PYTHON)" || { echo "expected Python 3.11 or later on PATH, found none; set PYTHON=/path/to/python" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) --require-hashes -r constraints.txt
-	PIP_CONSTRAINT=constraints.txt $(PIP_INSTALL) --no-index --no-build-isolation -e '.[dev]'
+	$(PIP_INSTALL) --no-index --no-build-isolation -e '.[dev]'
 	rm -f $(VENV)/.installed-*
 	touch $@
 

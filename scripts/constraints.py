@@ -1,19 +1,21 @@
 """Writes the hashes of constraints.txt: those of every file that the index has of each version (`make constraints`).
 
-To change a version, or to add a package, write `name==version` there without hashes, and run this.
+To change a version, or to add a package, write `name==version` there without hashes, and run this. pip takes no file
+with hashes as constraints of what is not in it: `python scripts/constraints.py --pins` prints the lines without them.
 """
 
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Final
 
 FILE: Final = Path(__file__).resolve().parent.parent / "constraints.txt"
 HEADER: Final = """\
-# Every Python package of a working tree, exactly, with the SHA-256 of each file that may be installed: `make setup` takes
-# no other. Change it together with pyproject.toml; `make constraints` writes the hashes. torch is a build for processors
-# alone: on Linux and Windows pip needs a place that has it.
+# Every Python package of a working tree, exactly, with the SHA-256 of each file that may be installed: `make setup`
+# takes no other. Change it together with pyproject.toml; `make constraints` writes the hashes. torch is a build for
+# processors alone: on Linux and Windows pip needs a place that has it.
 """
 TORCH: Final = {
     "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b": "2.13.0+cpu-cp311-manylinux_2_28_x86_64",
@@ -29,8 +31,8 @@ TORCH: Final = {
     "a17ff48608634db245e17e8bb00a9558554a49aeb1e4f5fe6cd039af2a10515b": "2.13.0+cpu-cp313-win_amd64",
     "33449899ce5496c1b84b4853179d94fd102028ae1407314d9fb956bb79e70d09": "2.13.0-cp313-macosx_14_0_arm64",
 }
-"""torch's builds for processors alone, of PyTorch's own index. The package index has builds for CUDA on Linux, which need
-another Triton and CUDA's packages; they are no part of a working tree."""
+"""torch's builds for processors alone, of PyTorch's own index. The package index has builds for CUDA on Linux, which
+need another Triton and CUDA's packages; they are no part of a working tree."""
 
 
 def pins(text: str) -> list[str]:
@@ -49,6 +51,9 @@ def hashes(wanted: list[str]) -> str:
 
 
 def main() -> None:
+    if sys.argv[1:] == ["--pins"]:
+        print("\n".join(pins(FILE.read_text())))
+        return
     of_torch = " \\\n".join(["torch==2.13.0", *(f"    --hash=sha256:{digest}" for digest in TORCH)])
     FILE.write_text(f"{HEADER}{of_torch}\n{hashes([pin for pin in pins(FILE.read_text()) if 'torch==' not in pin])}")
     print(FILE.read_text().count("--hash"), "hashes")
