@@ -12,7 +12,7 @@ import pytest
 
 from tests.source_tree import LAYERS, ROOT, committed_files, imports_by_name, imports_of, package_modules, parse
 
-_ENGINE = "system native dtypes lowering optimizers data capture arithmetic run logged distributed"
+_ENGINE = "system prebuilt native dtypes lowering optimizers data capture arithmetic run logged distributed"
 _PROTOCOL = (
     "errors arguments strict_json tags codec packing numbers hashing trees program commitments game parties chain"
 )
