@@ -15,11 +15,12 @@ SLOW_WORKERS ?= 4
 export PYTHONDONTWRITEBYTECODE :=
 # The stamp is keyed on what is installed: a change of either file installs again.
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
 # A worker takes a half of the tests in order, and steals when it is done: few fixtures are made twice.
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 SOURCES := .ci tiebreak conformance tests benchmarks examples model scripts contracts/scripts
 
-.PHONY: help setup demo test test-all models docs pages lint format types vectors vectors-package newest mutants hardest recheck gpu arm big-endian torches contracts anvil model model-quick nightly ci clean
+.PHONY: help setup demo test test-all models docs pages lint format types vectors dist vectors-package constraints newest mutants hardest recheck gpu arm big-endian torches contracts anvil model model-quick nightly ci clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -27,7 +28,9 @@ help: ## Show the targets
 $(STAMP):
 	@test -n "$(PYTHON)" || { echo "expected Python 3.11 or later on PATH, found none; set PYTHON=/path/to/python" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e '.[dev]'
+	$(PIP_INSTALL) --require-hashes --no-deps -r constraints.txt
+	# Nothing is left to install, but the libraries of a build of torch for CUDA, which torch names by their versions.
+	$(PIP_INSTALL) --no-index --no-build-isolation -e '.[dev]' 2> /dev/null || $(PIP_INSTALL) --no-build-isolation -e '.[dev]'
 	rm -f $(VENV)/.installed-*
 	touch $@
 
@@ -62,9 +65,15 @@ types: setup ## mypy --strict
 vectors: setup ## Regenerate the test vectors and compare them with those checked in
 	$(BIN)/python -m tests.vectors.generate tests/vectors --check
 
+dist: setup ## The sdist and the wheels of the last commit in dist/, built twice: the bytes must be equal
+	$(BIN)/python -m scripts.reproducible --output dist
+
 vectors-package: setup ## The integer reference and the vectors as a wheel of their own, in dist/: NumPy, no torch
 	rm -rf conformance/build
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist ./conformance
+
+constraints: ## Write the hashes of constraints.txt (needs uv, which setup does not install)
+	$(PYTHON) scripts/constraints.py
 
 newest: setup ## The core on the newest Python there is, without torch
 	.ci/newest

@@ -73,6 +73,7 @@ GATES: Final = (
     Gate(name="models", command="make model-quick", after=("debian",)),
     Gate(name="types", command="make types"),
     Gate(name="docs", command="make docs"),
+    Gate(name="reproducible", command="make dist"),
     Gate(name="newest", command="make newest"),
     Gate(name="postgres", command=POSTGRES, cores=0.5, after=("setup", "debian")),
     Gate(name="demo", command="make demo"),
@@ -155,7 +156,7 @@ def run(waiting: list[Gate], running: list[Running]) -> list[str]:
             passed.add(one.gate.name)
             print(tail(one.log, SHOWN // 10))
             print(f"=== {one.gate.name}: passed in {seconds:.0f} s", flush=True)
-            lines.append(f"{one.gate.name:<10}{seconds:>7.0f} s{processor:>7.0f} s of processors")
+            lines.append(f"{one.gate.name:<12}{seconds:>7.0f} s{processor:>7.0f} s of processors")
     return lines
 
 

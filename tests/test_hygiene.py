@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from scripts import docstrings
+from scripts import constraints, docstrings
 from tests.source_tree import ROOT, committed_files, imports_of, package_modules, parse
 from tiebreak.protocol.tags import Tag
 
@@ -248,11 +248,13 @@ def test_public_class_names_are_unique() -> None:
     assert [name for name, homes in found.items() if homes > 1] == []
 
 
-def test_constraints_file_pins_exact_versions() -> None:
-    lines = [ln for ln in (ROOT / "constraints.txt").read_text().splitlines() if ln and not ln.startswith("#")]
-    assert len(lines) > 30
-    assert [ln for ln in lines if not re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][A-Za-z0-9.]*", ln)] == []
-    names = [ln.split("==")[0].lower().replace("_", "-") for ln in lines]
+def test_constraints_file_pins_exact_versions_and_files() -> None:
+    text = (ROOT / "constraints.txt").read_text()
+    pins = constraints.pins(text)
+    assert len(pins) > 30
+    entry = r"[a-z0-9.-]+==[0-9][A-Za-z0-9.]*(?: ; [^\\\n]+)?(?: \\\n    --hash=sha256:[0-9a-f]{64})+"
+    assert re.sub(r"#[^\n]*", "", re.sub(entry, "", text)).strip() == ""
+    names = [pin.split("==")[0] for pin in pins]
     assert len(names) == len(set(names))
 
 
@@ -276,11 +278,7 @@ def test_every_dependency_has_a_lower_bound_that_the_exact_versions_keep(cases: 
         *project["dependencies"],
         *(one for lines in project["optional-dependencies"].values() for one in lines),
     ]
-    exact = dict(
-        line.lower().replace("_", "-").split("==")
-        for line in (ROOT / "constraints.txt").read_text().splitlines()
-        if line and not line.startswith("#")
-    )
+    exact = dict(pin.split(" ;")[0].split("==") for pin in constraints.pins((ROOT / "constraints.txt").read_text()))
     bounds = {}
     for requirement in (one for one in asked_for if not one.startswith("tiebreak[")):
         found = re.fullmatch(r"([A-Za-z0-9-]+)(?:\[[a-z]+\])?>=([0-9.]+)(?:; .*)?", requirement)

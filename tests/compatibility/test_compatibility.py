@@ -12,6 +12,7 @@ from tests.tiebreak.node.hubs import ask, running, settings
 from tests.tiebreak.parties import PASSPHRASE, Commands
 from tiebreak.api.disputing.judging import read_transcripts
 from tiebreak.cli.key import PASSPHRASE_VARIABLE
+from tiebreak.node.journal import Journal
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.parties.posts import SignedPost
@@ -55,8 +56,9 @@ def test_finished_and_resumed_runs_end_with_the_same_root_and_are_audited(files:
     assert last["run_root"] == expected["run_root"]
     for name in ("run", "interrupted"):
         found = command.tell("audit", files / name, "--output", files / f"replay-of-{name}", "--threads", 1)
-        assert (found["verdict"], found["head"]["run_root"]) == ("agrees", expected["run_root"])
-        assert found["job"] == (expected["job"] if name == "run" else found["job"])
+        assert (found["verdict"], found["head"]["run_root"], found["job"]) == (
+            "agrees", expected["run_root"], expected["job"],
+        )  # fmt: skip
 
 
 def test_replays_find_the_same_difference_in_a_false_run_and_none_in_a_true_one(files: Path, command: Commands) -> None:
@@ -66,6 +68,18 @@ def test_replays_find_the_same_difference_in_a_false_run_and_none_in_a_true_one(
     assert found["walk"][: len(expected["walk"])] == expected["walk"]
     out, _ = command.printed("dispute", files / "run", files / "replay", "--threads", 1, code=4)
     assert out.startswith("nothing to dispute")
+
+
+@pytest.mark.parametrize("files", [path for path in VERSIONS if (path / "logged").exists()], indirect=True)
+def test_logged_runs_are_resumed_and_audited_and_journals_read(files: Path, command: Commands) -> None:
+    expected = expected_of(files)
+    command("train", files / "logged", "--key", files / "logged.pem", "--threads", 1, "--quiet")
+    found = command.tell("audit", files / "logged", "--output", files / "replay-of-logged", "--threads", 1)
+    assert (found["verdict"], found["replayed_root"]) == ("agrees", expected["logged_root"])
+    assert (found["log"]["entries"] > 0, found["log"]["missing"], found["log"]["findings"]) == (True, 0, [])
+    journal = Journal(files / "journal", {"role": "trainer"})
+    assert {"records": len(journal.records()), "unheard": len(journal.unheard())} == expected["journal"]
+    journal.close()
 
 
 def test_captured_jobs_are_agreed_on(files: Path, command: Commands) -> None:

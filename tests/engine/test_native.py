@@ -10,7 +10,7 @@ from threading import Barrier, Thread, current_thread, main_thread
 import pytest
 import torch
 
-from tiebreak.engine import native
+from tiebreak.engine import native, prebuilt
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.c import threads
 from tiebreak.engine.lowering.builder import Builder
@@ -177,3 +177,34 @@ def test_only_one_process_at_a_time_compiles_kernels(tmp_path: Path) -> None:
         assert not (tmp_path / "compiled").exists()
     other.join()
     assert (tmp_path / "compiled").exists()
+
+
+@needs_compiler
+def test_a_kernel_of_the_wheel_is_loaded_only_if_it_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its processor, by its source, and by what this system can load; a compiler that `CC` names is preferred."""
+    source, machine = kernel(tmp_path / "package", 8), native.platform.machine()
+    better, plain = (
+        prebuilt.InstructionSet("better", ("-O2",), frozenset({"no such feature"})),
+        prebuilt.InstructionSet("plain", (), frozenset()),
+    )
+    monkeypatch.setitem(prebuilt.LEVELS, machine, (better, plain))
+    prebuilt.folder(source).mkdir()
+    prebuilt.library(source, better).write_bytes(b"of another processor")
+    prebuilt.library(source, plain).write_bytes(b"of another system")
+
+    def loaded() -> tuple[int, str]:
+        native._load.cache_clear()
+        built = native.load(source)
+        assert built.library is not None
+        return built.library.value(), built.reason
+
+    assert loaded()[0] == 8
+    compiler = native._compiler()
+    assert compiler is not None
+    native._build(kernel(tmp_path / "other", 9), compiler, prebuilt.library(source, plain))
+    assert loaded() == (9, "compiled for plain (wheel)")
+    monkeypatch.setenv("CC", compiler[0])
+    assert loaded()[0] == 8
+    monkeypatch.delenv("CC")
+    kernel(tmp_path / "package", 10)  # no library is of this source
+    assert loaded()[0] == 10

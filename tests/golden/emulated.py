@@ -9,7 +9,6 @@ protocol, its vectors and certificates pass. QEMU and the compiler are installed
 import argparse
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from scripts.constraints import pins
 from tests.golden.bundle import NAMES, STEPS, TINY, load
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -152,7 +152,9 @@ def prepare(machine: Machine) -> None:
     unpack(machine)
     (pip,) = (machine.folder / "root/usr/share/python-wheels").glob("pip-*.whl")
     constraints = machine.folder / "constraints.txt"
-    constraints.write_text(re.sub(r"(?m)^torch==.*$", "", (ROOT / "constraints.txt").read_text()))
+    constraints.write_text(
+        "\n".join(pin for pin in pins((ROOT / "constraints.txt").read_text()) if "torch==" not in pin)
+    )
     alone = [] if TORCH in machine.wheels else ["--no-deps"]
     options = ["-qq", "--no-compile", "--only-binary=:all:", "--root-user-action", "ignore", *alone]
     options += ["--constraint", str(constraints), "--target", str(machine.folder / "site")]

@@ -23,8 +23,8 @@ LOADED = (
 MODULES = {"fcntl", "grp", "pty", "pwd", "resource", "syslog", "termios", "tty"}
 OF_OS = (
     "O_CLOEXEC O_DIRECTORY O_NOCTTY O_NOFOLLOW O_NONBLOCK chown fchmod fchown fork forkpty getegid geteuid getgid "
-    "getpgid getuid killpg lchown mkfifo mknod nice posix_fadvise posix_fallocate pread preadv pwrite pwritev register_at_fork "
-    "sched_getaffinity sched_setaffinity sendfile setsid sysconf uname wait3 wait4"
+    "getpgid getuid killpg lchown mkfifo mknod nice posix_fadvise posix_fallocate pread preadv pwrite pwritev "
+    "register_at_fork sched_getaffinity sched_setaffinity sendfile setsid sysconf uname wait3 wait4"
 )
 OF_SIGNAL = "SIGALRM SIGCHLD SIGHUP SIGKILL SIGPIPE SIGQUIT SIGSTOP SIGUSR1 SIGUSR2 alarm pthread_sigmask setitimer"
 

@@ -1,9 +1,10 @@
-"""Compiled accelerators: optional C kernels, built on this machine on first use and cached by content.
+"""Compiled accelerators: optional C kernels, of the wheel or built on this machine on first use and cached by content.
 
 Each kernel is one C file beside the Python module that uses it, with headers there or in the folder above. It has a
-pure twin that computes the same bytes, and that runs if there is no C compiler or `TIEBREAK_NATIVE=0` is set. Nothing
-is downloaded; only sources in this package are compiled. The cache is `$TIEBREAK_CACHE`, else
-`$XDG_CACHE_HOME/tiebreak`, else `~/.cache/tiebreak`.
+pure twin that computes the same bytes, and that runs if there is no library or `TIEBREAK_NATIVE=0` is set. The library
+is that of the wheel (`prebuilt`) unless `CC` is set, the wheel has none for this processor, or the system cannot load
+it; then it is compiled here. Nothing is downloaded; only sources in this package are compiled. The cache is
+`$TIEBREAK_CACHE`, else `$XDG_CACHE_HOME/tiebreak`, else `~/.cache/tiebreak`.
 
 They are called through `ctypes`, which releases the interpreter's lock, so Python threads run them in parallel. They
 are compiled without contracting multiplications and additions, and without any "fast math".
@@ -32,12 +33,8 @@ from threading import Timer
 from typing import Any, Final
 
 from tiebreak.engine import system
+from tiebreak.engine.prebuilt import FLAGS, contents, find, folder
 
-FLAGS: Final = (
-    "-std=c11", "-O3", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fwrapv",
-)  # fmt: skip
-"""`-fno-trapping-math` lets comparisons vectorise; exception flags are never read. `-fwrapv` makes signed integers
-wrap, as exact.h keeps their lowest bits; in ISO C that is undefined, and a compiler may take it for impossible."""
 TUNE: Final = ("-march=native", "-mcpu=native", "")
 """Options that are tried in this order: that of x86 compilers, that of others, and none."""
 TIMEOUT_S: Final = 300
@@ -151,6 +148,8 @@ def cache_directory() -> Path:
 @cache
 def _load(beside: str, functions: tuple[tuple[str, tuple[Any, ...]], ...]) -> Build:
     source = Path(beside).with_suffix(".c")
+    if (built := _load_prebuilt(source, functions)) is not None:
+        return built
     compiler = _compiler()
     if compiler is None:
         return Build(None, "no C compiler found; install cc, gcc or clang, or set CC")
@@ -160,18 +159,32 @@ def _load(beside: str, functions: tuple[tuple[str, tuple[Any, ...]], ...]) -> Bu
         directory = directory.resolve()
         # Whatever others could write there would be loaded as code; who may rename a parent may put another in its
         # place.
-        for folder in (directory, *directory.parents):
-            _refuse_others(folder, folder.stat(), is_parent=folder != directory)
+        for each in (directory, *directory.parents):
+            _refuse_others(each, each.stat(), is_parent=each != directory)
         target = directory / f"{source.stem}-{_key(source, compiler)}.so"
         if not target.is_file():
             _build(source, compiler, target)
-        library = _open(target)
-        for name, (result, *arguments) in functions:
-            function = getattr(library, name)
-            function.restype, function.argtypes = result, arguments
-        return Build(library, f"compiled with {compiler[0]}")
+        return Build(_declare(_open(target), functions), f"compiled with {compiler[0]}")
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         return Build(None, str(error))
+
+
+def _load_prebuilt(source: Path, functions: tuple[tuple[str, tuple[Any, ...]], ...]) -> Build | None:
+    """The library that the wheel brought; None if there is none for this processor, or this system cannot load it."""
+    if os.environ.get("CC") or not folder(source).is_dir():
+        return None
+    found = find(source, platform.machine(), frozenset(system.processor_line("flags", "features").split()))
+    with suppress(OSError):  # an older C library lacks its symbols
+        # No check who can write there: they could as well write to the Python beside it.
+        return found and Build(_declare(ctypes.CDLL(str(found[1])), functions), f"compiled for {found[0].name} (wheel)")
+    return None
+
+
+def _declare(library: ctypes.CDLL, functions: tuple[tuple[str, tuple[Any, ...]], ...]) -> ctypes.CDLL:
+    for name, (result, *arguments) in functions:
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
 
 
 def _compiler() -> tuple[str, ...] | None:
@@ -201,10 +214,9 @@ def _open(target: Path) -> ctypes.CDLL:
 
 def _key(source: Path, compiler: tuple[str, ...]) -> str:
     version = subprocess.run([*compiler, "--version"], capture_output=True, check=True, timeout=TIMEOUT_S).stdout
-    headers = [path.read_bytes() for path in sorted(source.parent.glob("*.h"))]
     features = system.processor_line("flags", "features")  # different machines may share a home directory
     processor = repr((platform.system(), platform.machine(), platform.processor(), features)).encode()
-    parts = (source.read_bytes(), *headers, version, repr((FLAGS, TUNE, compiler)).encode(), processor)
+    parts = (*contents(source), version, repr((FLAGS, TUNE, compiler)).encode(), processor)
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:32]
 
 

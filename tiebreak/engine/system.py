@@ -57,6 +57,12 @@ def is_link(status: os.stat_result) -> bool:
     return stat.S_ISLNK(status.st_mode) or bool(getattr(status, "st_file_attributes", 0) & _REPARSE)
 
 
+def is_folder(entry: "os.DirEntry[str]") -> bool:
+    """Whether this is a folder, and no link or junction to one."""
+    is_plain = entry.is_dir(follow_symlinks=False)
+    return is_plain and (os.sep == "/" or not is_link(entry.stat(follow_symlinks=False)))
+
+
 def synced(descriptor: int) -> None:
     """Waits until a file, or the names in a folder, are on the disk; on macOS, until they have left its cache."""
     full = getattr(_fcntl, "F_FULLFSYNC", None)

@@ -51,7 +51,7 @@ def read_keystore(content: bytes, passphrase: str) -> PrivateKey:
     """Decrypts a key file. Raises `ConfigurationError` for a wrong passphrase, or for a file of another kind."""
     try:
         top = JsonObject.parse("keystore", content, _DEPTH)
-        top.integer("version", _VERSION, _VERSION)
+        top.version("version", _VERSION)
         crypto = top.inner("Crypto" if "Crypto" in top else "crypto")
         crypto.same("cipher", "aes-128-ctr")
         iv, ciphertext = _hex(crypto.inner("cipherparams"), "iv", 16), _hex(crypto, "ciphertext", _SECRET_BYTES)

@@ -156,8 +156,7 @@ class Folder:
         """Raises `EncodingError` if the folder holds anything but plain files and folders."""
         with _reading(self.path), os.scandir(self._here) as entries:
             for entry in entries:
-                is_plain = entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)
-                if not is_plain or system.is_link(self._status(entry.name)):
+                if not entry.is_file(follow_symlinks=False) and not system.is_folder(entry):
                     _expect(self.path / entry.name, stat.S_IFREG, self._status(entry.name))
 
     def size(self, name: str, limit: int | None = None) -> int:

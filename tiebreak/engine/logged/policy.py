@@ -138,8 +138,7 @@ class LoggedPolicy:
         if len(data) > MAX_BYTES:
             raise EncodingError(f"{name}: expected at most {MAX_BYTES} bytes, got {len(data)}")
         top = JsonObject.parse(name, data, MAX_DEPTH)
-        if (version := top.integer("version", 0, 1 << 16)) != VERSION:
-            raise EncodingError(f"{name}: expected version {VERSION}, got {version}")
+        top.version("version", VERSION)
         precision = top.integer("precision", 0, 64)
         top.take("compute", f"{COMPUTE!r}, for no other format is supported; calibrate again", lambda x: x == COMPUTE)
         thresholds: dict[SumKind, float | None] = {}
