@@ -28,7 +28,7 @@ DRAW: Final = ("npx", "--yes", "svg-term-cli@2.1.1")
 
 
 def written(command: list[str]) -> Iterator[tuple[float, str]]:
-    """What the command writes, and when (seconds, monotonic). Exits with its exit code if it fails."""
+    """The output of the command, with the time of each part (seconds, monotonic). Exits with its code if it fails."""
     process, terminal = pty.fork()
     if process == 0:
         os.environ |= {"COLUMNS": str(COLUMNS), "LINES": str(ROWS), "TERM": "xterm-256color"}
