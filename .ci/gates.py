@@ -62,6 +62,7 @@ GATES: Final = (
     Gate(name="debian", command=debian(), cores=0.5, after=()),
     Gate(name="npm", command="make -C contracts setup", cores=0.5, after=()),
     Gate(name="lint", command="make lint"),
+    Gate(name="workflows", command="make workflows", cores=0.5, after=("npm",)),
     Gate(name="vectors", command="make vectors"),
     Gate(name="test", command="make test"),
     Gate(name="contracts", command="FOUNDRY_PROFILE=ci make contracts", after=("setup", "npm")),

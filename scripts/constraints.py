@@ -1,7 +1,7 @@
-"""Writes the hashes of constraints.txt: those of every file that the index has of each version (`make constraints`).
+"""Writes the hashes of constraints.txt and .github/tools.txt (`make constraints`): those of every file on the index.
 
-To change a version, or to add a package, write `name==version` there without hashes, and run this. pip takes no file
-with hashes as constraints of what is not in it: `python scripts/constraints.py --pins` prints the lines without them.
+To change a version, or to add a package, write `name==version` there without hashes, and run this. Where pip installs
+a part, it takes no constraints with hashes: `python scripts/constraints.py --pins` prints the versions alone.
 """
 
 import os
@@ -11,11 +11,17 @@ import sys
 from pathlib import Path
 from typing import Final
 
-FILE: Final = Path(__file__).resolve().parent.parent / "constraints.txt"
+ROOT: Final = Path(__file__).resolve().parent.parent
+FILE: Final = ROOT / "constraints.txt"
+TOOLS: Final = ROOT / ".github" / "tools.txt"
 HEADER: Final = """\
 # Every Python package of a working tree, exactly, with the SHA-256 of each file that may be installed: `make setup`
 # takes no other. Change it together with pyproject.toml; `make constraints` writes the hashes. Of torch there are the
 # index's files, which need CUDA's libraries on Linux, and those of its builds for processors alone.
+"""
+TOOLS_HEADER: Final = """\
+# What checks workflows and Dockerfiles and writes the bill of materials, with all that it needs, in an environment of
+# its own. `make constraints` writes the hashes.
 """
 TORCH: Final = {
     "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b": "2.13.0+cpu-cp311-manylinux_2_28_x86_64",
@@ -54,6 +60,7 @@ def main() -> None:
     more = "".join(f"    --hash=sha256:{digest} \\\n" for digest in TORCH)
     made = re.sub(r"^torch==\S+ \\\n", lambda found: found[0] + more, made, flags=re.MULTILINE)
     FILE.write_text(HEADER + made)
+    TOOLS.write_text(TOOLS_HEADER + hashes(pins(TOOLS.read_text())))
     print(FILE.read_text().count("--hash"), "hashes")
 
 

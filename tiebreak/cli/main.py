@@ -249,8 +249,9 @@ def run(group: click.Group, arguments: Sequence[str] | None = None) -> int:
         library = (error.name or "").partition(".")[0]
         if library not in EXTRAS:
             raise
-        extra = needed(sys.argv[1:] if arguments is None else arguments) or EXTRAS[library]
-        MissingExtra(extra, missing_of(extra) or [library]).show()
+        extra = needed(sys.argv[1:] if arguments is None else arguments)
+        names = missing_of(extra) if extra else []
+        MissingExtra(extra if names else EXTRAS[library], names or [library]).show()
         return CONFIGURATION
     except OSError as error:
         if error.errno not in _DISK:

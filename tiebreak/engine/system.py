@@ -3,6 +3,7 @@
 docs/guarantees.md lists what holds where something is missing.
 """
 
+import errno
 import os
 import signal
 import stat
@@ -47,6 +48,8 @@ _REPARSE: Final = 0x400
 def open_folder(name: str | Path, inside: int | None = None) -> int | None:
     """A descriptor of a folder, reached through no link if it is inside an open one; None where there are none."""
     if not IS_RELATIVE:
+        if not Path(name).is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(name))
         return None
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     return os.open(name, flags if inside is None else flags | NOFOLLOW, dir_fd=inside)

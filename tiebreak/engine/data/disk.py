@@ -105,14 +105,13 @@ class Folder:
         opening = storing if to_write else _reading
         self.path = path
         with opening(path):
-            _expect(path, stat.S_IFDIR, path.stat())
             self._handle = system.open_folder(path)
         for name in inside:
             outer = self._handle
             try:
                 with opening(self.path / name):
                     _expect(self.path / name, stat.S_IFDIR, self._status(name))
-                    self._handle = system.open_folder(name, outer)
+                    self._handle = system.open_folder(self._at(name), outer)
             finally:
                 self.path = self.path / name
                 _close(outer)
