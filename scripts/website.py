@@ -70,24 +70,24 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return text if text.strip("`/") == target.strip("/") else f"{text} (`{target}`)"
 
     directed_text = LINK.sub(directed, markdown)
-    return directed_text.replace(COMMANDS, "\n".join(commands())) if COMMANDS in markdown else directed_text
+    return directed_text.replace(COMMANDS, "\n".join(commands(markdown))) if COMMANDS in markdown else directed_text
 
 
-def commands() -> Iterator[str]:
-    """Markdown for each command, by the groups of `tiebreak --help`."""
+def commands(page: str) -> Iterator[str]:
+    """Markdown for each command, by the groups of `tiebreak --help`, with the lines of the page that call it."""
     with click.Context(tiebreak, info_name="tiebreak") as context:
         for title, group in command_groups().items():
             yield f"## {title}\n"
             for name in group:
                 command = tiebreak.get_command(context, name)
                 assert command is not None, "the help lists commands that are there"
-                yield from described(command, name, context, "###", group[name].needs)
+                yield from described(command, name, context, "###", group[name].needs, page)
 
 
 def described(
-    command: click.Command, name: str, parent: click.Context, heading: str, needs: Mapping[str, str]
+    command: click.Command, name: str, parent: click.Context, heading: str, needs: Mapping[str, str], page: str
 ) -> Iterator[str]:
-    """Usage, help, extras and options of a command and, below it, of its own commands."""
+    """Usage, help, extras, options and examples of a command and, below it, of its own commands."""
     with click.Context(command, info_name=name, parent=parent) as context:
         yield f"{heading} {context.command_path}\n\n```text"
         yield f"{context.command_path} {' '.join(command.collect_usage_pieces(context))}\n```\n"
@@ -101,7 +101,9 @@ def described(
             for inner in command.list_commands(context):
                 found = command.get_command(context, inner)
                 assert found is not None, "a group lists commands that are there"
-                yield from described(found, inner, context, f"{heading}#", needs)
+                yield from described(found, inner, context, f"{heading}#", needs, page)
+        elif lines := re.findall(rf"^    {context.command_path}\b.*\n", page, flags=re.MULTILINE):
+            yield f"For example\n\n{''.join(lines)}"
 
 
 def plain(text: str) -> str:

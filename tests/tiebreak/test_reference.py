@@ -4,6 +4,7 @@ import inspect
 import os
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,8 @@ import torch
 
 import tiebreak
 from tests.source_tree import ROOT
+from tiebreak.cli.main import all_commands, run
+from tiebreak.cli.main import tiebreak as command_line
 
 PAGES: Final = {path.stem: path.read_text() for path in sorted((ROOT / "docs" / "reference").glob("*.md"))}
 NAMES: Final = {"Captured": "captured", "PrivateKey": "key", "Run": "signed"}
@@ -49,6 +52,24 @@ def test_the_examples_for_hugging_face_run_in_their_order(tmp_path: Path) -> Non
     """In a process of their own, because `install` replaces a method of `transformers`."""
     command = [sys.executable, str(script("huggingface", tmp_path))]
     subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
+
+
+def test_the_commands_of_the_page_run_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cases: Callable[[], None]
+) -> None:
+    (task,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "tutorial.md").read_text(), flags=re.DOTALL)
+    (tmp_path / "my_task.py").write_text(task)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TIEBREAK_PASSPHRASE", "in three parts")
+    called = set()
+    for line in re.findall(r"^    (tiebreak .*)$", PAGES["commands"], flags=re.MULTILINE):
+        words = shlex.split(line, comments=True)
+        code = re.search(r"exit code (\d)", line)
+        assert run(command_line, words[1:]) == (int(code[1]) if code else 0), line
+        called.add(words[1])
+        cases()
+    elsewhere = {"demo", "up", "finetune", "judge", "hub", "client", "trainer", "auditor", "watcher", "fetch", "devnet"}
+    assert called == {*all_commands()} - elsewhere - {"chain", "simulate", "economics", "worst"}
 
 
 def described(value: Any) -> str:
