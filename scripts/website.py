@@ -18,6 +18,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from tiebreak import __all__ as PUBLIC_NAMES
 from tiebreak.cli.main import command_groups, tiebreak
 
 LOG: Final = logging.getLogger("mkdocs.hooks.website")
@@ -129,12 +130,14 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> None:  # noqa
 class Prose(Extension):
     """Shows how docstrings here describe parameters ("name: meaning.") as lists of definitions."""
 
+    PUBLIC = re.compile(rf"`(tiebreak\.(?:{'|'.join(PUBLIC_NAMES)}|hf\.train))`")
     NAMED = re.compile(r"(?:^|(?<=[.)\]] ))((?:[a-z_]\w*, )*[a-z_]\w*): (?=\S)")
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
         """Rewrites the docstring of an object that griffe has read."""
         if obj.docstring is not None:
-            obj.docstring.value = "\n\n".join(self.shown(part) for part in obj.docstring.value.split("\n\n"))
+            text = "\n\n".join(self.shown(part) for part in obj.docstring.value.split("\n\n"))
+            obj.docstring.value = self.PUBLIC.sub(r"[`\1`][\1]", text)
 
     def shown(self, paragraph: str) -> str:
         """A paragraph with its parameters as definitions, and its errors in a paragraph of their own."""
