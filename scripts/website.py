@@ -9,6 +9,7 @@ import logging
 import posixpath
 import re
 from collections.abc import Iterator, Mapping
+from inspect import cleandoc
 from pathlib import Path
 from typing import Any, Final
 
@@ -92,7 +93,7 @@ def described(
     with click.Context(command, info_name=name, parent=parent) as context:
         yield f"{heading} {context.command_path}\n\n```text"
         yield f"{context.command_path} {' '.join(command.collect_usage_pieces(context))}\n```\n"
-        yield re.sub(r"^\x08$\n((?:.+\n?)+)", r"```text\n\1\n```", help_of(command), flags=re.MULTILINE)
+        yield re.sub(r"^\x08$\n((?:.+\n?)+)", r"```text\n\1\n```", cleandoc(command.help or ""), flags=re.MULTILINE)
         extras = needs.get(context.command_path.removeprefix("tiebreak "), "").split(",")
         yield f"\nExtras: {', '.join(f'`{extra}`' for extra in extras)}.\n" if extras[0] else ""
         for parameter in command.get_params(context):
@@ -110,12 +111,8 @@ def described(
 def plain(text: str) -> str:
     """A help text as Markdown: what is not in backticks stands for itself."""
     parts = " ".join(text.split()).split("`")
-    return "`".join([re.sub(r"([\\[\]*<>_])", r"\\\1", part) if i % 2 == 0 else part for i, part in enumerate(parts)])
-
-
-def help_of(command: click.Command) -> str:
-    """The help text, without the indentation of its source."""
-    return "\n".join(line.strip() for line in (command.help or "").split("\f")[0].splitlines())
+    escaped = [re.sub(r"([\\[\]*_])", r"\\\1", part).replace("<", "&lt;") for part in parts]
+    return "`".join(escaped[i] if i % 2 == 0 else part for i, part in enumerate(parts))
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> None:  # noqa: ARG001 (mkdocs')
