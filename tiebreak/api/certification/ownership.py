@@ -1,4 +1,4 @@
-"""The part of claims of ownership (`tiebreak.api.certification.claims`) that reads states or computes: it needs torch."""
+"""The part of claims of ownership (`tiebreak.api.certification.claims`) that reads states or computes, by torch."""
 
 import shutil
 import time
