@@ -33,14 +33,14 @@ def _flags(*names: str) -> int:
 
 
 OPEN: Final = _flags("O_CLOEXEC", "O_NONBLOCK", "O_BINARY")
-"""How any file is opened: not for child processes, without waiting for a writer, byte by byte."""
+"""Flags by which any file is opened: not for child processes, without waiting for a writer, byte by byte."""
 NOFOLLOW: Final = _flags("O_NOFOLLOW")
 IS_RELATIVE: Final = {os.open, os.stat, os.mkdir, os.unlink, os.rename} <= os.supports_dir_fd and NOFOLLOW != 0
 """Whether names can be resolved relative to an open folder and without following links."""
 COMPILES: Final = hasattr(os, "getuid")
 """Whether kernels are compiled: where it can be told that nobody else may write what is loaded as code."""
 FORBIDDEN: Final = frozenset("/\0" if os.sep == "/" else '/\\:*?"<>|\0')
-"""What no name of a file has; on Windows a colon would name a drive or another stream of the file."""
+"""Characters that no name of a file has; on Windows a colon would name a drive or another stream of the file."""
 _REPARSE: Final = 0x400
 """FILE_ATTRIBUTE_REPARSE_POINT: on Windows, whatever stands for something elsewhere, such as a link or a junction."""
 
@@ -160,7 +160,7 @@ def most_resident_bytes() -> int:
 
 
 def limit_process(seconds: int, growth: int) -> None:
-    """Ends this process when it has used so much processor time.
+    """Ends this process when it has used this many seconds of processors.
 
     On Linux, it gets at most `growth` more bytes of memory.
     """

@@ -1,4 +1,4 @@
-"""What of `tiebreak.api.certification.claims` reads states or computes, and so needs torch."""
+"""The part of claims of ownership (`tiebreak.api.certification.claims`) that reads states or computes, by torch."""
 
 import shutil
 import time

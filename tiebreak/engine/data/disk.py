@@ -243,7 +243,7 @@ class Folder:
         return self.path if self._handle is None else self._handle
 
     def _at(self, name: str) -> str | Path:
-        """What leads to a name of this folder: the name from its descriptor, else the path."""
+        """The path to a name of this folder: from its descriptor, the name."""
         return self.path / name if self._handle is None else name
 
     def _replace(self, part: str, name: str) -> None:
