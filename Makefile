@@ -23,7 +23,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-v
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 SOURCES := .ci tiebreak conformance tests benchmarks examples model scripts contracts/scripts
 
-.PHONY: help setup demo test test-all models pages lint workflows format types vectors dist bill vectors-package constraints newest mutants hardest recheck gpu arm big-endian torches contracts anvil model model-quick nightly ci clean
+.PHONY: help setup demo test test-all models docs pages lint workflows format types vectors dist bill vectors-package constraints newest mutants hardest recheck gpu arm big-endian torches contracts anvil model model-quick nightly ci clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -32,7 +32,8 @@ $(STAMP):
 	@test -n "$(PYTHON)" || { echo "expected Python 3.11 or later on PATH, found none; set PYTHON=/path/to/python" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) --require-hashes --no-deps -r constraints.txt
-	$(PIP_INSTALL) --no-index --no-build-isolation -e '.[dev]'
+	# Nothing is left to install, but the libraries of a build of torch for CUDA, which torch names by their versions.
+	$(PIP_INSTALL) --no-index --no-build-isolation -e '.[dev]' 2> /dev/null || $(PIP_INSTALL) --no-build-isolation -e '.[dev]'
 	rm -f $(VENV)/.installed-*
 	touch $@
 
@@ -142,6 +143,10 @@ nightly: setup mutants model hardest models arm big-endian torches ## What is to
 	FOUNDRY_PROFILE=nightly $(MAKE) -C contracts setup test symbolic
 	$(BIN)/mypy --python-version 3.13
 
+# Not --quiet: it hides warnings from --strict too.
+docs: setup ## The pages of docs/ and the reference as a site that needs no network, in site/; broken links fail
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 pages: setup ## Fill the tables of docs/ from the committed results and from the model
 	$(BIN)/python -m benchmarks.pages
 
@@ -152,5 +157,5 @@ ci: ## Every gate
 	.ci/run
 
 clean: ## Remove what was built, not the environment
-	rm -rf build dist *.egg-info conformance/build conformance/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-output
+	rm -rf build dist site *.egg-info conformance/build conformance/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-output
 	find tiebreak conformance tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -73,6 +73,7 @@ GATES: Final = (
     Gate(name="anvil", command="make anvil", cores=0.5, after=("setup", "npm")),
     Gate(name="models", command="make model-quick", after=("debian",)),
     Gate(name="types", command="make types"),
+    Gate(name="docs", command="make docs"),
     Gate(name="reproducible", command="make dist"),
     Gate(name="newest", command="make newest"),
     Gate(name="postgres", command=POSTGRES, cores=0.5, after=("setup", "debian")),

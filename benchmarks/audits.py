@@ -28,8 +28,8 @@ from tiebreak.api.training.bundle import capture_bundle
 from tiebreak.api.training.runs import agree_on
 from tiebreak.engine.capture.task import SGD, Task
 from tiebreak.engine.run import qualify
-from tiebreak.engine.run.audit import signed_records
 from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.segments import signed_records
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.keys import PrivateKey

@@ -24,12 +24,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.table import RESULTS, Row, interleaved, placed, publish, rows_of
-from tiebreak.api.machine.environment import usable_cores
 from tiebreak.engine.data.disk import Folder
 from tiebreak.engine.data.formats import write_tensors
 from tiebreak.engine.data.hashing import kernel
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.run.commit import make_record
+from tiebreak.engine.system import usable_cores
 
 REPEATS: Final = 5
 INTERVAL: Final = 10

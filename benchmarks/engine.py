@@ -20,9 +20,9 @@ import torch
 from benchmarks.steps import ExactStep, eager_step
 from benchmarks.table import Row, interleaved, placed, publish, rows_of
 from benchmarks.workloads import WORKLOADS
-from tiebreak.api.machine.environment import usable_cores
 from tiebreak.engine.arithmetic import Stats
 from tiebreak.engine.capture.captured import capture_task
+from tiebreak.engine.system import usable_cores
 from tiebreak.protocol.program.isa import Opcode
 from tiebreak.protocol.program.program import Program
 

@@ -12,7 +12,7 @@ from typing import Final
 import click
 
 from benchmarks.table import RESULTS, placed
-from tiebreak.api.machine.environment import usable_cores
+from tiebreak.engine.system import usable_cores
 from tiebreak.lab.commands.simulate import PromiseBroken, run
 from tiebreak.lab.sim.games.mixes import ALL
 from tiebreak.lab.sim.games.playing import deal

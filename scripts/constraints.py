@@ -16,8 +16,8 @@ FILE: Final = ROOT / "constraints.txt"
 TOOLS: Final = ROOT / ".github" / "tools.txt"
 HEADER: Final = """\
 # Every Python package of a working tree, exactly, with the SHA-256 of each file that may be installed: `make setup`
-# takes no other. Change it together with pyproject.toml; `make constraints` writes the hashes. torch is a build for
-# processors alone: on Linux and Windows pip needs a place that has it.
+# takes no other. Change it together with pyproject.toml; `make constraints` writes the hashes. Of torch there are the
+# index's files, which need CUDA's libraries on Linux, and those of its builds for processors alone.
 """
 TOOLS_HEADER: Final = """\
 # What checks workflows and Dockerfiles and writes the bill of materials, with all that it needs, in an environment of
@@ -27,18 +27,14 @@ TORCH: Final = {
     "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b": "2.13.0+cpu-cp311-manylinux_2_28_x86_64",
     "84453b69508ec79902f899c5ed9495acb9e2bbe9fda5f1d5d6f19e3c3842e1a7": "2.13.0+cpu-cp311-manylinux_2_28_aarch64",
     "10717d8b3b67c45a4788bf7ffc0bab1ea1e5ebbedd24466be6100102d141fac1": "2.13.0+cpu-cp311-win_amd64",
-    "e76f9bcecc52b8ff711239a2f7547d5353df95878ab232f0773c1d95928b92f8": "2.13.0-cp311-macosx_14_0_arm64",
     "4ca4a9394b0c771238a4f73590fdbbc4debad85ed0fa63d026ae1b085da7d6e2": "2.13.0+cpu-cp312-manylinux_2_28_x86_64",
     "6f307c2c32d764ffc6ff6893b801fad6d4752f3e67966cb8abf1843427c02604": "2.13.0+cpu-cp312-manylinux_2_28_aarch64",
     "a8b450c1e58e5800e5b4691dac412f8d2d65a1dc3298166f91596603a3531e6f": "2.13.0+cpu-cp312-win_amd64",
-    "2fe228aba290d14b9f31b049be550dbd469c3fd3013d7a19705b30454da97027": "2.13.0-cp312-macosx_14_0_arm64",
     "3fbf9c9d1f3c10c2d59d04aca426dee9ccc6ceb32d255c61e93acc3b4f75fae6": "2.13.0+cpu-cp313-manylinux_2_28_x86_64",
     "0b8f7d0423027ae8b90c7977c627f3379f325363a08224dffad9b4b2d684a83d": "2.13.0+cpu-cp313-manylinux_2_28_aarch64",
     "a17ff48608634db245e17e8bb00a9558554a49aeb1e4f5fe6cd039af2a10515b": "2.13.0+cpu-cp313-win_amd64",
-    "33449899ce5496c1b84b4853179d94fd102028ae1407314d9fb956bb79e70d09": "2.13.0-cp313-macosx_14_0_arm64",
 }
-"""torch's builds for processors alone, of PyTorch's own index. The package index has builds for CUDA on Linux, which
-need another Triton and CUDA's packages; they are no part of a working tree."""
+"""torch's builds for processors alone, which are on an index of PyTorch's own."""
 
 
 def pins(text: str) -> list[str]:
@@ -60,8 +56,10 @@ def main() -> None:
     if sys.argv[1:] == ["--pins"]:
         print("\n".join(pins(FILE.read_text())))
         return
-    of_torch = " \\\n".join(["torch==2.13.0", *(f"    --hash=sha256:{digest}" for digest in TORCH)])
-    FILE.write_text(f"{HEADER}{of_torch}\n{hashes([pin for pin in pins(FILE.read_text()) if 'torch==' not in pin])}")
+    made = hashes(pins(FILE.read_text()))
+    more = "".join(f"    --hash=sha256:{digest} \\\n" for digest in TORCH)
+    made = re.sub(r"^torch==\S+ \\\n", lambda found: found[0] + more, made, flags=re.MULTILINE)
+    FILE.write_text(HEADER + made)
     TOOLS.write_text(TOOLS_HEADER + hashes(pins(TOOLS.read_text())))
     print(FILE.read_text().count("--hash"), "hashes")
 

@@ -15,11 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-BUDGETS: Final = {"core": 43_280, "lab": 8_600, "benchmarks": 3_500, "tests": 49_600}
+BUDGETS: Final = {"core": 43_550, "lab": 8_600, "benchmarks": 3_500, "tests": 50_100}
 AREAS: Final = {"tiebreak/lab/": "lab", "tiebreak/": "core", "benchmarks/": "benchmarks", "tests/": "tests"}
 """Beginning of a path -> its area; the first that fits counts."""
 PLANNED: Final = {
-    "a release, light to install": 270,
     "certificates in other formats": 700,
     "a fine-tuning service": 900,
     "evaluations and proofs about data": 900,

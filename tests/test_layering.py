@@ -12,7 +12,7 @@ import pytest
 
 from tests.source_tree import LAYERS, ROOT, committed_files, imports_by_name, imports_of, package_modules, parse
 
-_ENGINE = "prebuilt native dtypes lowering optimizers data capture arithmetic run logged distributed"
+_ENGINE = "system prebuilt native dtypes lowering optimizers data capture arithmetic run logged distributed"
 _PROTOCOL = (
     "errors arguments strict_json tags codec packing numbers hashing trees program commitments game parties chain"
 )
@@ -36,6 +36,7 @@ BELOW_API = ("tiebreak.protocol", "tiebreak.engine", "tiebreak.lab.sim")
 ADAPTERS = {
     "tiebreak.protocol.chain": "speaks to Ethereum nodes",
     "tiebreak.engine.native": "runs compilers and forks, and asks the environment for them and for the cache folder",
+    "tiebreak.engine.system": "ends processes, and knows what operating systems lack",
     "tiebreak.lab.sim.games.runner": "plays games in several processes",
 }
 """What below the API may start a process, open a socket or read the environment, by prefix."""
@@ -61,6 +62,15 @@ def upward(module: str, tree: ast.AST) -> list[str]:
     own = layer(module)
     assert own is not None
     return [name for _, name in imports_of(tree) if (other := layer(name)) is not None and other > own]
+
+
+def of_one_system(tree: ast.AST) -> list[str]:
+    """What only some operating systems have: modules, functions and places."""
+    names = {"fcntl", "msvcrt", "resource", "sched_getaffinity", "sysconf", "uname", "getuid", "O_NOFOLLOW"}
+    found = [name for _, name in imports_of(tree) if name in names]
+    found += [n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr in names]
+    texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    return found + [text for text in texts if text.startswith(("/proc/", "/sys/"))]
 
 
 def hidden(tree: ast.AST) -> list[str]:
@@ -238,6 +248,14 @@ def test_only_adapters_use_processes_network_or_environment(cases: Callable[[], 
         assert any(touches(parse(package_modules()[module])) for module in below if is_in(module, adapter)), adapter
 
 
+def test_one_module_knows_the_operating_system(cases: Callable[[], None]) -> None:
+    core = {name: parse(path) for name, path in package_modules().items() if not is_in(name, "tiebreak.lab")}
+    assert of_one_system(core.pop("tiebreak.engine.system")) != []
+    for module, tree in core.items():
+        assert of_one_system(tree) == [], module
+        cases()
+
+
 @cache
 def executed() -> dict[str, set[str]]:
     """What importing each module imports. `tiebreak` itself the interpreter has run before anything else."""
@@ -251,9 +269,17 @@ def test_protocol_is_pure_through_all_that_it_imports(cases: Callable[[], None])
             cases()
 
 
-def test_weights_are_checked_without_torch() -> None:
+LIGHT = (
+    "certification.certificates", "certification.claims", "chain.endings", "chain.onchain", "corpus.programs",
+    "disputing.judging", "signing.attesting", "training.reading",
+)  # fmt: skip
+
+
+def test_what_is_light_imports_no_torch() -> None:
     """Importing it takes longer than hashing half a gigabyte."""
-    assert ways_to({"torch"}, "tiebreak.api.certification.certificates", executed()) == []
+    for module in LIGHT:
+        assert ways_to({"torch"}, f"tiebreak.api.{module}", executed()) == [], module
+    assert ways_to({"torch"}, "tiebreak.node.hub.process", executed()) == []
     assert ways_to({"torch"}, "tiebreak.api.certification.issuance", executed()) != []
 
 
@@ -263,6 +289,8 @@ def test_weights_are_checked_without_torch() -> None:
         (lambda t: upward("tiebreak.protocol.x", t), "from tiebreak.engine import run"),
         (lambda t: upward("tiebreak.engine.x", t), "import tiebreak.lab.sim.adversary as a"),
         (lambda t: upward("tiebreak.node.x", t), "def f():\n    from tiebreak.cli.main import main"),
+        (of_one_system, "from pathlib import Path\nPath('/proc/cpuinfo').read_text()"),
+        (of_one_system, "import fcntl"),
         (hidden, "def f():\n    import tiebreak.protocol.program.isa"),
         (hidden, "class C:\n    def f(self):\n        from tiebreak.protocol import isa"),
         (touches, "import subprocess as s"),

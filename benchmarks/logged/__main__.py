@@ -35,8 +35,8 @@ from benchmarks.logged.store import Store, Unit
 from benchmarks.logged.thresholds import thresholds
 from benchmarks.logged.workloads import FULL, QUICK, Sizes
 from benchmarks.table import RESULTS, Row, placed
-from tiebreak.api.machine.environment import usable_cores
 from tiebreak.engine.capture.task import Task
+from tiebreak.engine.system import usable_cores
 
 Part = Callable[[Context], list[Row]]
 PARTS: Final[dict[str, Part]] = {

@@ -3,10 +3,11 @@
 from benchmarks.logged.context import Context
 from benchmarks.logged.names import KINDS
 from benchmarks.table import Row
-from tiebreak.api.machine.environment import describe, usable_cores
+from tiebreak.api.machine.environment import describe
 from tiebreak.engine.logged.calibration import Calibration
 from tiebreak.engine.logged.divergence import variants_of
 from tiebreak.engine.logged.policy import LoggedPolicy
+from tiebreak.engine.system import usable_cores
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION
 
 

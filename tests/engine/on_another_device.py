@@ -20,10 +20,11 @@ from tiebreak.engine.arithmetic.plain import sums
 from tiebreak.engine.arithmetic.plain.sums import _matmul
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.logged.journal import LogsInProgress
-from tiebreak.engine.run.audit import SegmentAuditor, compare, signed_records
+from tiebreak.engine.run.audit import SegmentAuditor
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter, place
 from tiebreak.engine.run.qualify import qualify
+from tiebreak.engine.run.segments import compare, signed_records
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.records import state_tree
 from tiebreak.protocol.errors import ConfigurationError

@@ -20,11 +20,12 @@ from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.data.disk import Folder, StorageError
 from tiebreak.engine.data.formats import read_tensors, write_tensors
 from tiebreak.engine.data.tensors import identities, tensor_bytes
-from tiebreak.engine.run.audit import SegmentAuditor, compare
+from tiebreak.engine.run.audit import SegmentAuditor
 from tiebreak.engine.run.commit import Commit
 from tiebreak.engine.run.directory import Keep, RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError, Observer
+from tiebreak.engine.run.segments import compare
 from tiebreak.engine.run.train import Progress, Worker
 from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.commitments.records import run_tree

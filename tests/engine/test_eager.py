@@ -437,11 +437,11 @@ def test_a_check_too_large_for_memory_is_refused_before_it_runs(monkeypatch: pyt
     made = task(nn.Linear(4, 4), optimizer=AdamW(lr=0.1))
     wide = 20 * 16 + 3 * 16 * 8  # weights and gradients of eager PyTorch, with parts of the largest
     least = tasks.PROCESS + 20 * 4 + 3 * 20 * 4 + wide  # the weights, those after a step, and gradients of two
-    monkeypatch.setattr(tasks, "memory_here", lambda: least - 1)
+    monkeypatch.setattr(tasks, "memory_bytes", lambda: least - 1)
     monkeypatch.setattr(tasks, "exact_step", unable)
     with pytest.raises(ConfigurationError, match=r"fit into the .* they take about"):
         checked(made)
-    monkeypatch.setattr(tasks, "memory_here", lambda: least)
+    monkeypatch.setattr(tasks, "memory_bytes", lambda: least)
     with pytest.raises(ConfigurationError, match=r"fit into the .* they take about"):  # with the moments
         checked(made)
 

@@ -11,9 +11,10 @@ from tiebreak.engine.arithmetic.plain.exact import exact_sums
 from tiebreak.engine.logged import journal
 from tiebreak.engine.logged.files import LogFile, log_path
 from tiebreak.engine.logged.journal import LogsInProgress
-from tiebreak.engine.run.audit import SegmentAuditor, compare, signed_records
+from tiebreak.engine.run.audit import SegmentAuditor
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.logs import MAX_FINDINGS, FindingKind, LogFinding, LogReport
+from tiebreak.engine.run.segments import compare, signed_records
 from tiebreak.engine.run.train import Worker
 from tiebreak.node.parts import parts
 from tiebreak.protocol.errors import CannotCheck

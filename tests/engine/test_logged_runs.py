@@ -19,11 +19,12 @@ from tiebreak.engine.logged import journal
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.logged.journal import LogsInProgress
-from tiebreak.engine.run.audit import SegmentAuditor, compare, signed_records
+from tiebreak.engine.run.audit import SegmentAuditor
 from tiebreak.engine.run.directory import Keep, RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter, Observer
 from tiebreak.engine.run.logs import NO_LOGS
+from tiebreak.engine.run.segments import compare, signed_records
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
 from tiebreak.protocol.errors import ConfigurationError, StateError

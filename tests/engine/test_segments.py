@@ -10,10 +10,11 @@ from tests.engine import logged_cases
 from tests.tampered import Tampered
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.captured import Captured, Terms, draft_job, sign_job
-from tiebreak.engine.run.audit import SegmentAuditor, compare, detection_probability, steps_to_replay
+from tiebreak.engine.run.audit import SegmentAuditor
 from tiebreak.engine.run.directory import ALL, Keep, RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.segments import compare, detection_probability, steps_to_replay
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.job import Head, SignedHead
 from tiebreak.protocol.errors import StateError

@@ -165,8 +165,9 @@ def test_malformed_job_and_head_files_are_refused(decode: Any) -> None:
         with pytest.raises(EncodingError):
             decode(file)
     value = msgpack.unpackb(JOB_FILE if decode == SignedJob.decode else HEAD_FILE)
-    with pytest.raises(EncodingError, match="file, field 1: expected a number between 1 and 1, got 2"):
-        decode(msgpack.packb([2, *value[1:]]))
+    for more in ([], [0]):  # a later version may have more fields
+        with pytest.raises(EncodingError, match="file: expected version 1, got 2; a later version of"):
+            decode(msgpack.packb([2, *value[1:], *more]))
     with pytest.raises(EncodingError, match="expected an array of"):
         decode(msgpack.packb([*value, 0]))
 

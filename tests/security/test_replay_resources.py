@@ -19,10 +19,10 @@ from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.captured import sign_job
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.lowering.builder import Builder
-from tiebreak.engine.run.audit import compare
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError, State, StepResult
+from tiebreak.engine.run.segments import compare
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.match import by_rules, play

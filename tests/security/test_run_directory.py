@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from tests.protocol.runs import CLIENT, DOMAIN, TRAINER, job_over
 from tiebreak.api.training.bundle import load_bundle
+from tiebreak.engine import system
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.captured import sign_job
 from tiebreak.engine.data.disk import Folder, StorageError, read_file
@@ -31,6 +32,14 @@ from tiebreak.protocol.tags import Digest
 
 STATE = {"w": torch.tensor([1.0, 2.0])}
 DATA = {"keep": torch.tensor([True, False])}
+
+
+@pytest.fixture(params=["by descriptors", "by paths"])
+def reached(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How names in a folder are reached; by paths alone on Windows."""
+    if request.param == "by paths":
+        monkeypatch.setattr(system, "IS_RELATIVE", False)
+        monkeypatch.setattr(system, "NOFOLLOW", 0)
 
 
 def make_program() -> Program:
@@ -55,6 +64,7 @@ def head_of(run: RunDirectory, count: int, tag: int) -> SignedHead:
     return SignedHead.sign(Head(job_id=run.job.id, count=count, run_root=Digest(bytes([tag]) * 32)), DOMAIN, TRAINER)
 
 
+@pytest.mark.usefixtures("reached")
 def test_pipes_and_devices_in_a_run_directory_are_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     job = run.path / "job.bin"
@@ -149,6 +159,7 @@ LATER = ("records.bin", "metrics.jsonl", ".lock", "checkpoints", "heads", "check
 @pytest.mark.parametrize(
     ("name", "kind"), [(name, kind) for name in LATER for kind in ("symbolic", "hard") if kind[0] == "s" or "." in name]
 )
+@pytest.mark.usefixtures("reached")
 def test_link_created_after_opening_a_run_is_not_followed(tmp_path: Path, name: str, kind: str) -> None:
     """Somebody who may write into the folder exchanges a file between the check and the use."""
     run, outside = make_run(tmp_path / "run"), tmp_path / "outside"
@@ -171,6 +182,7 @@ def test_link_created_after_opening_a_run_is_not_followed(tmp_path: Path, name: 
     assert left == {"precious": b"", ".000000000099.safetensors.part": b"begun"}
 
 
+@pytest.mark.usefixtures("reached")
 def test_a_folder_names_what_it_refuses(tmp_path: Path) -> None:
     inside = tmp_path / "folder" / "inside"
     inside.mkdir(parents=True)
@@ -199,6 +211,7 @@ def test_a_folder_names_what_it_refuses(tmp_path: Path) -> None:
         assert folder.names() == ["link", "pipe", "plain"]
 
 
+@pytest.mark.usefixtures("reached")
 def test_a_name_that_leaves_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "inside").mkdir()
     (tmp_path / "secret").write_bytes(b"1")
@@ -206,3 +219,29 @@ def test_a_name_that_leaves_the_folder_is_refused(tmp_path: Path) -> None:
         for name in ("..", ".", "", "../secret", "/etc/passwd"):
             with pytest.raises(EncodingError, match="expected the name of a file in it"):
                 folder.read(name, 10)
+
+
+@pytest.mark.usefixtures("reached")
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_a_file_exchanged_between_check_and_use_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    folder, other, real = tmp_path / "folder", tmp_path / "other", os.open
+    folder.mkdir()
+    other.write_bytes(b"secret")
+    with Folder(folder) as opened:
+        (folder / "a").write_bytes(b"right")
+        assert opened.read("a", 10) == b"right"
+
+        def late(name: str | Path, *given: int, **options: int | None) -> int:
+            if Path(name).name == "a":
+                (folder / "a").unlink()
+                (folder / "a").symlink_to(other) if kind == "link" else (folder / "a").hardlink_to(other)
+            return real(name, *given, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(os, "open", late)
+        if kind == "file" and system.IS_RELATIVE:
+            assert opened.read("a", 10) == b"secret", "a plain file of the same folder is as good as the first"
+        else:
+            with pytest.raises(EncodingError, match=r"another in its place|cannot be read"):
+                opened.read("a", 10)

@@ -26,7 +26,7 @@ from tiebreak import open_run
 from tiebreak.api.certification import folders
 from tiebreak.api.certification.certificates import read_weights
 from tiebreak.api.certification.folders import doubtful
-from tiebreak.api.certification.issuance import attesting_key, public_pem
+from tiebreak.api.signing.attesting import attesting_key, public_pem
 from tiebreak.api.training.reading import CHECKS
 from tiebreak.cli.key import load_key
 from tiebreak.engine.run.directory import UNCHECKED

@@ -15,9 +15,9 @@ from tests.tiebreak.test_commands_train import root_of
 from tiebreak.api.auditing.audits import MARK, audit_whole
 from tiebreak.api.machine import Machine
 from tiebreak.cli.audit import COULD_NOT_CHECK, AuditFailure
-from tiebreak.engine.run import audit as auditing
-from tiebreak.engine.run.audit import compare, detection_probability, draw_segments
+from tiebreak.engine.run import segments
 from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.segments import compare, detection_probability, draw_segments
 from tiebreak.protocol.commitments.records import StepRecord
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.tags import Digest
@@ -212,13 +212,13 @@ def test_segment_draws_are_determined_by_root_and_seed() -> None:
 
 def test_segment_draws_reject_words_that_would_cause_modulo_bias(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three segments, 2^64 - 1 is the one word beyond the last whole round."""
-    real = auditing.sha256
+    real = segments.sha256
 
     class Highest:
         def digest(self) -> bytes:
             return b"\xff" * 32
 
-    monkeypatch.setattr(auditing, "sha256", lambda data: Highest() if data[32:] == bytes(8) else real(data))
+    monkeypatch.setattr(segments, "sha256", lambda data: Highest() if data[32:] == bytes(8) else real(data))
     root = Digest(bytes(32))
     drawn = {draw_segments(3, 1, seed.to_bytes(4, "big"), root) for seed in range(20)}
     assert drawn == {(0,), (1,), (2,)}, "not always that of the highest word, 0"

@@ -84,13 +84,33 @@ def test_training_resumes_with_any_number_of_workers_after_one_is_killed(
     printed = (tmp_path / "printed").read_text()
     assert "rank      : 1" in printed
     assert "exitcode  : -9" in printed
-    assert "worker 0 was told to end, as when another worker is lost; what is committed stays" in printed
+    assert "worker 0 was told to end, as when another worker is lost; what is committed stays" in printed, printed
     assert "start any number of workers to go on with the same command" in printed
     assert 2 < together.recorded() < alone.recorded()
     launcher = start(together, 3)
     assert launcher.wait(200) == 0, (tmp_path / "printed").read_text()
     assert together.records() == alone.records()
     assert together.heads()[-1].head == alone.heads()[-1].head
+
+
+WAITS_IN_C = """
+import ctypes, os
+from tiebreak.api.training.distributed import _last_words
+with _last_words(0):
+    os.write(1, b"waiting")
+    ctypes.CDLL(None).sleep(300)
+"""
+
+
+def test_a_worker_that_waits_in_c_is_ended_with_a_word() -> None:
+    process = subprocess.Popen([sys.executable, "-c", WAITS_IN_C], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.read(7) == b"waiting"
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert said.startswith(b"worker 0 was told to end, as when another worker is lost; what is committed stays")
 
 
 OTHERWISE = {

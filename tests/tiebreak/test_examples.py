@@ -50,12 +50,14 @@ def test_the_resnet_example_trains_and_reuses_a_finished_run(
 
 
 def cells(name: str) -> list[Any]:
-    """The code of a notebook, cell by cell. Raises if it is not one that Jupyter opens."""
+    """The code of a notebook, cell by cell, after the one that installs. Raises if it is not one that Jupyter opens."""
     notebook = nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4)
     nbformat.validate(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(not cell.outputs and cell.execution_count is None for cell in code), f"{name}: strip its outputs"
-    return [cell.source for cell in code]
+    assert [cell.metadata.get("tags") == ["install"] for cell in code] == [True] + [False] * (len(code) - 1)
+    assert re.fullmatch(r'%pip install -q "\.\.\[\w+\]"', code[0].source)
+    return [cell.source for cell in code[1:]]
 
 
 @pytest.mark.parametrize("name", ["check", "train"])

@@ -347,5 +347,5 @@ def test_monitoring_without_its_extra_names_the_extra(
     monkeypatch.setitem(sys.modules, "psutil", None)
     monkeypatch.delitem(sys.modules, "tiebreak.api.watching.sampling")
     train = ["train", watched, "--key", parties.path("trainer.pem"), "--monitor"]
-    assert "pip install '.[monitor]'" in command.error(*train)
+    assert "pip install 'tiebreak[monitor]'" in command.error(*train)
     monitor(watched, "--once")  # reading needs no extra

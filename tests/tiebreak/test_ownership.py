@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from tests.engine import frozen_cases
 from tests.tiebreak.parties import Commands, Parties, flip
-from tiebreak.api.certification import ownership
+from tiebreak.api.certification import claims, ownership
 from tiebreak.api.disputing.judging import read_transcripts
 from tiebreak.api.signing.keys import new_key
 from tiebreak.cli.key import load_key
@@ -53,8 +53,8 @@ class Desk:
         self.prove("--challenge", self.challenge, "--key", self.parties.path(f"{who}.pem"))
         return self
 
-    def asked(self) -> ownership.OwnershipChallenge:
-        return ownership.OwnershipChallenge.read(self.challenge)
+    def asked(self) -> claims.OwnershipChallenge:
+        return claims.OwnershipChallenge.read(self.challenge)
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def answered_by(signed: Callable[[Envelope, PrivateKey], Envelope]) -> Callable[
 
 def under_a_borrowed_name(desk: Desk) -> None:
     key, trainer = load_key(desk.parties.path("stranger.pem")), load_key(desk.parties.path("trainer.pem"))
-    payload = Payload(kind=ownership.PAYLOAD_TYPE, data=desk.asked().encode())
+    payload = Payload(kind=claims.PAYLOAD_TYPE, data=desk.asked().encode())
     envelope = Envelope(payload=payload).signed(f"0x{trainer.address.hex()}", key.sign(payload.digest))
     (desk.proof / "answer.json").write_bytes(envelope.encode())
 
@@ -202,9 +202,9 @@ def test_invalid_ownership_requests_are_refused(desk: Desk, parties: Parties, tm
     desk.check()
     stranger = parties.path("stranger.pem")
     assert "expected the key of trainer" in desk.prove("--challenge", desk.challenge, "--key", stranger, code=1)
-    made = ownership.OwnershipClaim.read(desk.proof)
+    made = claims.OwnershipClaim.read(desk.proof)
     with pytest.raises(ConfigurationError, match="already exists"):
-        ownership.make_challenge(made, desk.challenge, 1, 1)
+        claims.make_challenge(made, desk.challenge, 1, 1)
     opened = RunDirectory.open(desk.run)
     opened.drop_state(3)
     with pytest.raises(StateError, match="got none after step 3"):
@@ -213,11 +213,11 @@ def test_invalid_ownership_requests_are_refused(desk: Desk, parties: Parties, tm
         asked = {**json.loads(desk.asked().encode()), name: value}
         (tmp_path / "asked.json").write_text(json.dumps(asked, separators=(",", ":")))
         with pytest.raises(VerificationError, match="which was challenged"):
-            made.drawn(ownership.OwnershipChallenge.read(tmp_path / "asked.json"))
+            made.drawn(claims.OwnershipChallenge.read(tmp_path / "asked.json"))
     for text in ("{}", "[" * 100, json.dumps(json.loads(desk.asked().encode()))):
         (tmp_path / "asked.json").write_text(text)
         with pytest.raises(EncodingError, match="asked"):
-            ownership.OwnershipChallenge.read(tmp_path / "asked.json")
+            claims.OwnershipChallenge.read(tmp_path / "asked.json")
 
 
 def test_a_hub_says_when_heads_were_posted(desk: Desk, parties: Parties, tmp_path: Path) -> None:
@@ -248,9 +248,9 @@ def test_a_hub_says_when_heads_were_posted(desk: Desk, parties: Parties, tmp_pat
     assert len(read_transcripts([tmp_path / "posts"])[0]) == 1
 
 
-def challenge(count: int, top: int, uniform: int, nonce: int = 0) -> ownership.OwnershipChallenge:
+def challenge(count: int, top: int, uniform: int, nonce: int = 0) -> claims.OwnershipChallenge:
     blank = Digest(bytes(32))
-    return ownership.OwnershipChallenge(
+    return claims.OwnershipChallenge(
         job=blank, run_root=blank, count=count, changes=blank, top=top, uniform=uniform, nonce=nonce.to_bytes(32, "big")
     )
 
@@ -280,7 +280,7 @@ def test_the_unseen_probability_matches_counting_all_draws(cases: Callable[[], N
                 for false in range(1, count + 1):
                     lucky = sum(1 for draw in draws if not set(draw) & set(range(false)))
                     expected = Fraction(lucky, len(draws)) if false <= rest else Fraction(0)
-                    assert ownership.unseen(count, top, uniform, false) == pytest.approx(float(expected), abs=1e-12)
+                    assert claims.unseen(count, top, uniform, false) == pytest.approx(float(expected), abs=1e-12)
                     cases()
     exact = Fraction(comb(996 - 10, 40), comb(996, 40))
-    assert ownership.unseen(1000, 2, 40, 10) == pytest.approx(float(exact), rel=1e-12)
+    assert claims.unseen(1000, 2, 40, 10) == pytest.approx(float(exact), rel=1e-12)

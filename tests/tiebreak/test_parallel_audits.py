@@ -33,9 +33,10 @@ from tiebreak.api.auditing.replayers import RayExecutor
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.interpreters import make_interpreter
 from tiebreak.api.machine.workers import WorkerProcess
-from tiebreak.engine.run.audit import SegmentAudit, SegmentAuditor, signed_records
+from tiebreak.engine.run.audit import SegmentAudit, SegmentAuditor
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Observer
+from tiebreak.engine.run.segments import signed_records
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.records import run_tree
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError, StateError, VerificationError

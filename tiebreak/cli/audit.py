@@ -11,6 +11,7 @@ from tiebreak import api
 from tiebreak.api.machine import Machine
 from tiebreak.api.watching.alarms import shown_loss
 from tiebreak.cli import options as opt
+from tiebreak.engine.run.segments import chances
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, VerificationError
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def _parts(
     )
     total, lines = len(records), list[str]()
     if sample is not None:
-        detection = api.audits.chances(total, sample)
+        detection = chances(total, sample)
         report |= {"seed": drawn, "detection": [{"false": x, "probability": p} for x, p in detection]}
         lines = [f"sample     {sample} of {total} segments, drawn from the seed {drawn} and the signed root"]
         words = {1: "one false segment"}
@@ -249,12 +250,12 @@ def _forward(trainer: "RunDirectory", sample: int, seed: str, machine: Machine, 
 
 def _words_of_losses(found: "api.forward.ForwardAudit", seed: str) -> list[str]:
     steps = ", ".join(str(loss.step) for loss in found.losses[:20])
-    chances = "; ".join(f"{number} false: {100 * chance:.3g}%" for number, chance in found.detection)
+    shares = "; ".join(f"{number} false: {100 * chance:.3g}%" for number, chance in found.detection)
     lines = [
         f"drawn      steps {steps}{' ...' if len(found.losses) > 20 else ''}, from the seed {seed} and the signed root",
         f"drawable   the first steps of {found.drawable} of {found.segments} segments; of others no state was kept",
         f"cost       {100 * found.replay:.3g}% of a replay's operations, {found.seconds:.3g} s",
-        f"detection  of false losses among the drawable: {chances}",
+        f"detection  of false losses among the drawable: {shares}",
     ]
     if found.fraud is None:
         lines.append(f"agrees     {len(found.losses)} losses, bit for bit; nothing is said of updates and other steps")

@@ -11,6 +11,7 @@ from tiebreak.api.machine import Machine
 from tiebreak.cli import options as opt
 from tiebreak.cli.key import load_key
 from tiebreak.engine.data.disk import read_file, write_file
+from tiebreak.engine.run.segments import chances
 from tiebreak.protocol.commitments.certificate import MAX_EVIDENCE_BYTES, Attestation
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.errors import ConfigurationError
@@ -194,13 +195,11 @@ def prove(run: Path, output: Path, challenge: Path | None, key: Path | None, as_
         made = api.ownership.claim(opened, output)
         opt.tell({"proof": proof, "job": opened.job.id.hex(), "segments": len(made.records)}, as_json=as_json)
         return
-    made, asked = api.ownership.OwnershipClaim.read(output), api.ownership.OwnershipChallenge.read(challenge)
+    made, asked = api.claims.OwnershipClaim.read(output), api.claims.OwnershipChallenge.read(challenge)
     if made.run.job != opened.job:
         raise ConfigurationError(f"{proof}: expected a claim of job {opened.job.id.hex()}, got another job's")
-    if key is None:
-        steps = api.ownership.opened(made, asked)
-    else:
-        steps = api.ownership.answer(opened, made, asked, load_key(key))
+    owner = None if key is None else load_key(key)
+    steps = api.claims.opened(made, asked) if owner is None else api.ownership.answer(opened, made, asked, owner)
     opt.tell({"proof": proof, "answered": key is not None, "opened_states": steps, "data": "all"}, as_json=as_json)
 
 
@@ -232,18 +231,18 @@ def check(
 
     Exit codes: 0 it holds, 2 it does not, 1 not possible as asked.
     """
-    made = api.ownership.OwnershipClaim.read(proof)
+    made = api.claims.OwnershipClaim.read(proof)
     if not challenge.exists():
-        asked = api.ownership.make_challenge(made, challenge, top, uniform)
+        asked = api.claims.make_challenge(made, challenge, top, uniform)
         opt.tell({"challenge": str(challenge), **_drawn(made, asked)}, as_json=as_json)
         return
-    asked = api.ownership.OwnershipChallenge.read(challenge)
+    asked = api.claims.OwnershipChallenge.read(challenge)
     if bool(posts) != (hub_key is not None):
         raise ConfigurationError("expected --posts and the --hub-key of their hub, or neither, got one")
-    postings = [] if hub_key is None else api.ownership.received(made, api.judging.read_transcripts(posts)[0], hub_key)
+    postings = [] if hub_key is None else api.claims.received(made, api.judging.read_transcripts(posts)[0], hub_key)
     if rpc is not None:
         postings += api.endings.heads_posted(api.boards.board_of(rpc, made.run), made.run.job.id, from_block)
-    api.ownership.check_posted(made, postings)
+    api.claims.check_posted(made, postings)
     found = api.ownership.check(made, asked, machine, model=model, certificate=certificate)
     role = "trainer" if found.signer == made.run.job.trainer else "client"
     opt.tell({
@@ -255,14 +254,14 @@ def check(
     }, as_json=as_json)  # fmt: skip
 
 
-def _drawn(made: "api.ownership.OwnershipClaim", asked: "api.ownership.OwnershipChallenge") -> dict[str, Any]:
+def _drawn(made: "api.claims.OwnershipClaim", asked: "api.claims.OwnershipChallenge") -> dict[str, Any]:
     count = len(made.records)
     return {
         "job": made.run.job.id.hex(),
         "segments": count,
         "drawn": list(made.drawn(asked)),
         "unseen": [
-            {"false": false, "probability": api.ownership.unseen(count, asked.top, asked.uniform, false)}
-            for false, _ in api.audits.chances(count, 1)
+            {"false": false, "probability": api.claims.unseen(count, asked.top, asked.uniform, false)}
+            for false, _ in chances(count, 1)
         ],
     }

@@ -71,7 +71,7 @@ def key(file: Path, show: bool, card: bool, public: bool, as_json: bool) -> None
     """
     found = load_key(file) if show or card or public else new_key(file)
     address = f"0x{found.address.hex()}"
-    told = {"public": lambda: api.issuance.public_pem(found), "card": lambda: api.sealing.Card.of(found).text(found)}
+    told = {"public": lambda: api.attesting.public_pem(found), "card": lambda: api.sealing.Card.of(found).text(found)}
     kind = "public" if public else "card" if card else "address"
     text = told[kind]() if kind in told else address
     click.echo(json.dumps({"file": str(file), "address": address, kind: text}) if as_json else text.removesuffix("\n"))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from importlib.metadata import Distribution, entry_points
-from typing import Final
+from typing import IO, Any, Final
 
 import click
 
@@ -37,7 +37,7 @@ class CommandSet:
     modules: Mapping[str, str] = field(default_factory=dict)
     """Command -> its module in `package`, if that is not the command's own name."""
     needs: Mapping[str, str] = field(default_factory=dict)
-    """Command -> the extra that it always needs: a message then names all that is missing, and not only the first."""
+    """Command, or command and subcommand -> the extras that it always needs, separated by commas."""
 
     @property
     def commands(self) -> dict[str, str]:
@@ -113,11 +113,14 @@ CORE: Final = CommandSet(
     | dict.fromkeys(["verify", "ownership"], "certify")
     | dict.fromkeys(["publish", "fetch", "weights"], "share")
     | dict.fromkeys(["client", "trainer", "auditor", "watcher", "hub"], "party"),
-    needs={"finetune": "finetune"}
-    | dict.fromkeys(["hub", "client", "trainer", "auditor", "watcher", "publish", "fetch"], "node"),
+    needs={"finetune": "finetune", "hub": "node"}
+    | dict.fromkeys(["doctor", "corpus run", "data", "capture", "calibrate", "agree", "train", "weights"], "train")
+    | dict.fromkeys(["audit", "monitor", "dispute", "certify", "ownership prove"], "train")
+    | dict.fromkeys(["client", "trainer", "auditor", "watcher", "publish", "fetch"], "node,train"),
 )
 """The commands of the core, by what one does, in the order of the help. Each line fits into 80 columns."""
 EXTRAS: Final = {
+    "torch": "train",
     **dict.fromkeys(["eth", "eth_abi", "eth_account", "eth_bloom", "eth_keys", "eth_tester"], "chain"),
     **dict.fromkeys(["eth_typing", "eth_utils", "rlp", "trie", "web3"], "chain"),
     "simpy": "sim",
@@ -133,13 +136,25 @@ EXTRAS: Final = {
 
 
 def missing_of(extra: str) -> list[str]:
-    """The distributions that an extra of this package asks for and that are not installed."""
+    """The distributions that extras of this package, separated by commas, ask for and that are not installed."""
     found: list[str] = []
     for line in (line for own in Distribution.discover(name="tiebreak") for line in own.requires or []):
-        if f'extra == "{extra}"' in line:
+        if any(f'extra == "{one}"' in line for one in extra.split(",")):
             name, *parts = re.findall(r"[\w.-]+", re.split("[<>=!~;]", line)[0])
             found += [one for part in parts for one in missing_of(part)] if name == "tiebreak" else [name]
     return [name for name in dict.fromkeys(found) if not any(Distribution.discover(name=name))]
+
+
+class MissingExtra(click.ClickException):
+    """Says in one sentence what is not installed, with the command that installs it."""
+
+    def __init__(self, extra: str, names: Sequence[str]) -> None:
+        super().__init__(
+            f"this needs what is not installed: {', '.join(names)}; install it by: pip install 'tiebreak[{extra}]'"
+        )
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(self.message, file=file, err=True)
 
 
 def command_groups() -> dict[str, dict[str, CommandSet]]:
@@ -182,9 +197,20 @@ class Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Finds the command; of an unknown name, the error suggests the nearest ones."""
         try:
-            return super().resolve_command(ctx, args)
+            found = super().resolve_command(ctx, args)
         except click.exceptions.NoSuchCommand as error:
             raise click.exceptions.NoSuchCommand(error.command_name, possibilities=all_commands(), ctx=ctx) from None
+        extra = needed(args)
+        if extra and not ctx.resilient_parsing and not {"-h", "--help"} & set(args) and (names := missing_of(extra)):
+            raise MissingExtra(extra, names)
+        return found
+
+
+def needed(words: Sequence[str]) -> str:
+    """The extras that the command of a command line always needs; empty if none are, or if there is no command."""
+    if not words or (found := CORE if words[0] in CORE.commands else all_commands().get(words[0])) is None:
+        return ""
+    return found.needs.get(words[0]) or found.needs.get(" ".join(words[:2]), "")
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -223,11 +249,9 @@ def run(group: click.Group, arguments: Sequence[str] | None = None) -> int:
         library = (error.name or "").partition(".")[0]
         if library not in EXTRAS:
             raise
-        given = sys.argv[1:] if arguments is None else arguments
-        needs = next((found.needs.get(word) for word in given if (found := all_commands().get(word))), None)
-        extra = needs or EXTRAS[library]
-        names = ", ".join(missing_of(extra) or [library])
-        click.echo(f"this needs what is not installed: {names}; in a checkout: pip install '.[{extra}]'", err=True)
+        extra = needed(sys.argv[1:] if arguments is None else arguments)
+        names = missing_of(extra) if extra else []
+        MissingExtra(extra if names else EXTRAS[library], names or [library]).show()
         return CONFIGURATION
     except OSError as error:
         if error.errno not in _DISK:

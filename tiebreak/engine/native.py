@@ -13,7 +13,6 @@ Triton's kernels are compiled in several processes at once (`compile_in_parallel
 """
 
 import ctypes
-import fcntl
 import gc
 import hashlib
 import os
@@ -21,7 +20,6 @@ import platform
 import shlex
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import tempfile
@@ -34,6 +32,7 @@ from pathlib import Path
 from threading import Timer
 from typing import Any, Final
 
+from tiebreak.engine import system
 from tiebreak.engine.prebuilt import FLAGS, contents, find, folder
 
 TUNE: Final = ("-march=native", "-mcpu=native", "")
@@ -96,14 +95,13 @@ def compile_in_parallel(jobs: Sequence[Callable[[], object]], cache_folder: Path
     and compilers alone. They use no device, collect no garbage, since that may lie on one, and end if a job takes
     `TIMEOUT_S`.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    count = min(cores, len(jobs))
+    count = min(system.usable_cores(), len(jobs))
     notice = Timer(PATIENCE_S, sys.stderr.write, [f"compiling {len(jobs)} GPU kernels once\n"])
     cache_folder.mkdir(parents=True, exist_ok=True)
     notice.start()
     try:
         with (cache_folder / ".tiebreak").open("a") as lock, warnings.catch_warnings():
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            system.lock(lock, wait=True)
             warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, of forks beside threads
             for fork in [_fork(jobs[first::count]) for first in range(count)]:
                 with suppress(ChildProcessError):  # the user's own code may have waited for it
@@ -134,6 +132,8 @@ def load(beside: str | Path, **functions: tuple[Any, ...]) -> Build:
     """
     if not enabled():
         return Build(None, f"switched off by {SWITCH}=0")
+    if not system.COMPILES:
+        return Build(None, "not compiled on this system")
     return _load(str(beside), tuple(functions.items()))
 
 
@@ -173,7 +173,7 @@ def _load_prebuilt(source: Path, functions: tuple[tuple[str, tuple[Any, ...]], .
     """The library that the wheel brought; None if there is none for this processor, or this system cannot load it."""
     if os.environ.get("CC") or not folder(source).is_dir():
         return None
-    found = find(source, platform.machine(), frozenset(_processor_features().split()))
+    found = find(source, platform.machine(), frozenset(system.processor_line("flags", "features").split()))
     with suppress(OSError):  # an older C library lacks its symbols
         # No check who can write there: they could as well write to the Python beside it.
         return found and Build(_declare(ctypes.CDLL(str(found[1])), functions), f"compiled for {found[0].name} (wheel)")
@@ -198,11 +198,7 @@ def _compiler() -> tuple[str, ...] | None:
 
 def _refuse_others(path: Path, status: os.stat_result, *, is_parent: bool = False) -> None:
     """Raises `RuntimeError` if others could write there. A parent may be root's, and shared as /tmp is: sticky."""
-    if not hasattr(os, "getuid"):
-        return
-    owners = {os.getuid(), 0} if is_parent else {os.getuid()}
-    is_shared = status.st_mode & 0o022 and not (is_parent and status.st_mode & stat.S_ISVTX)
-    if status.st_uid not in owners or is_shared:
+    if not system.is_private(status, is_parent=is_parent):
         raise RuntimeError(f"expected {path} to be writable by this user alone; no compiled kernel is loaded")
 
 
@@ -211,25 +207,17 @@ def _open(target: Path) -> ctypes.CDLL:
 
     The descriptor stays open: under the number of a closed one the loader would find the library that it had before.
     """
-    descriptor = os.open(target, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+    descriptor = os.open(target, os.O_RDONLY | system.NOFOLLOW)
     _refuse_others(target, os.fstat(descriptor))
-    opened = Path(f"/proc/self/fd/{descriptor}")
-    return ctypes.CDLL(str(opened if opened.exists() else target))
+    return ctypes.CDLL(str(system.descriptor_path(descriptor, target)))
 
 
 def _key(source: Path, compiler: tuple[str, ...]) -> str:
     version = subprocess.run([*compiler, "--version"], capture_output=True, check=True, timeout=TIMEOUT_S).stdout
-    # Different machines may share a home directory.
-    processor = repr((platform.system(), platform.machine(), platform.processor(), _processor_features())).encode()
+    features = system.processor_line("flags", "features")  # different machines may share a home directory
+    processor = repr((platform.system(), platform.machine(), platform.processor(), features)).encode()
     parts = (*contents(source), version, repr((FLAGS, TUNE, compiler)).encode(), processor)
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:32]
-
-
-def _processor_features() -> str:
-    """The line of /proc/cpuinfo that names the instruction sets of this processor; empty on other systems."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(errors="replace").splitlines() if info.is_file() else []
-    return next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
 
 
 def _build(source: Path, compiler: tuple[str, ...], target: Path) -> None:

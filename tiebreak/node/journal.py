@@ -10,7 +10,6 @@ process opens a folder at a time. Threads of that process may share a journal. E
 not as it was written is refused when the file is opened: a party that forgets what it signed may contradict it.
 """
 
-import fcntl
 import hashlib
 import sqlite3
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, Final
 
+from tiebreak.engine import system
 from tiebreak.engine.data.disk import make_folder
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
 from tiebreak.protocol.packing import pack, unpack
@@ -229,7 +229,7 @@ def _locked(path: Path) -> Any:
     """The open lock file. The system frees the lock when the process ends, however it ends."""
     file = path.open("ab")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        system.lock(file)
     except OSError as error:
         file.close()
         raise StateError(f"{path.parent}: expected a folder for this process alone, got one in use") from error

@@ -5,9 +5,7 @@ back to the party's machine, which decides. Everything on its disk is a run dire
 any instant. All that it writes can be read by its user alone, because the files of sealed jobs lie there in the clear.
 """
 
-import fcntl
 import os
-import resource
 import shutil
 import time
 import traceback
@@ -22,15 +20,15 @@ import torch
 
 from tiebreak.api.agreement.offers import complete, seconds_per_step
 from tiebreak.api.auditing.audits import open_replay
-from tiebreak.api.machine.environment import usable_cores
 from tiebreak.api.machine.interpreters import make_interpreter, use_threads
 from tiebreak.api.machine.workers import Channel
 from tiebreak.api.watching.alarms import as_line
 from tiebreak.api.watching.sampling import Sampler
+from tiebreak.engine import system
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.logged.journal import LogsInProgress
-from tiebreak.engine.run.cost import cost_of, memory_here, require_memory
+from tiebreak.engine.run.cost import cost_of, require_memory
 from tiebreak.engine.run.directory import JOB, LOGS, RunDirectory, open_offer
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter
@@ -115,7 +113,7 @@ class WorkerTasks:
         self._evidence: dict[tuple[Digest, int], Evidence] = {}
         self._samplers: dict[Digest, Sampler] = {}
         self._now: e.Work | None = None
-        share = max(1, usable_cores() // settings.processes) if settings.processes > 1 else None
+        share = max(1, system.usable_cores() // settings.processes) if settings.processes > 1 else None
         self._machine = replace(settings.machine, threads=settings.machine.threads or share)
         self.dropped: set[e.Work] = set()
         """Work for jobs and games that are over: what is under way ends after its step, and none of it starts."""
@@ -192,7 +190,7 @@ class WorkerTasks:
         """
         run, device = open_offer(self._folder(task.job)), self._machine.device
         use_threads(self._machine.threads)
-        memory = memory_here() if device == "cpu" else torch.cuda.get_device_properties(device).total_memory
+        memory = system.memory_bytes() if device == "cpu" else torch.cuda.get_device_properties(device).total_memory
         require_memory(run.program, memory // (2 * self._settings.processes))
         rate = max(rate_of(dtype, device) for dtype in (torch.float32, torch.float64))
         least, most = cost_of(run.program).flops / rate, self._settings.trial_seconds
@@ -222,7 +220,7 @@ class WorkerTasks:
             case e.Gather():
                 assert task.turn is not None
                 with (self._settings.folder / MOVING).open("ab") as file:
-                    fcntl.flock(file, fcntl.LOCK_SH)
+                    system.lock(file, shared=True, wait=True)
                     return Answer(move=self._gather(job, task.turn))
 
     def _run(self, job: Job, signature: bytes) -> RunDirectory:
@@ -277,7 +275,7 @@ class WorkerTasks:
     def _give_way(self) -> None:
         """Wait after a step, or what takes about as long, until no process of this party seeks a move."""
         with (self._settings.folder / MOVING).open("ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            system.lock(file, wait=True)
 
     def _gather(self, job: Job, turn: Turn) -> Move:
         folder = self._folder(job) if turn.defends else self._replay_folder(job, turn.attempt)
@@ -319,11 +317,10 @@ class WorkerTasks:
             is_end = job.ends_segment(progress.step)
             if seconds >= TELL_SECONDS or is_end or len(losses) == MAX_LOSSES:
                 first = progress.step - len(losses) + 1
-                share = (time.process_time() - worked) / max(seconds, 1e-6) / usable_cores()
-                memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+                share = (time.process_time() - worked) / max(seconds, 1e-6) / system.usable_cores()
                 self._tell(Steps(
                     job_id=job.id, first_step=first, losses=tuple(losses), seconds=seconds, processor=share,
-                    memory=memory, sample=as_line(sampler.last),
+                    memory=system.most_resident_bytes(), sample=as_line(sampler.last),
                 ))  # fmt: skip
                 losses.clear()
                 started, worked = time.monotonic(), time.process_time()

@@ -24,6 +24,13 @@ class EncodingError(VerificationError):
     """Bytes do not decode to exactly one well-formed value."""
 
 
+def check_version(what: str, found: int, expected: int) -> None:
+    """Raises `EncodingError` for a version of a format other than the one that is read."""
+    if found != expected:
+        later = "; a later version of tiebreak wrote it" if found > expected else ""
+        raise EncodingError(f"{what}: expected version {expected}, got {found}{later}")
+
+
 class InvalidSnapshot(EncodingError):
     """A field of a snapshot has a value that it has in no state of a game (SPEC section 10.1); the contract's error."""
 

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Self, cast, get_args, get_type_hints
 import msgpack
 
 from tiebreak.protocol.codec import check_bytes, check_uint
-from tiebreak.protocol.errors import EncodingError
+from tiebreak.protocol.errors import EncodingError, check_version
 from tiebreak.protocol.tags import Digest
 
 Packed = int | bytes | Sequence["Packed"]
@@ -69,6 +69,15 @@ class Fields:
         self._what = what
         self._items = value
         self._at = 0
+
+    @classmethod
+    def versioned(cls, what: str, value: object, length: int, version: int) -> Self:
+        """Reads the items after the first, which is the version of the form: another one may have another length."""
+        if isinstance(value, list | tuple) and value and type(value[0]) is int:
+            check_version(what, value[0], version)
+        fields = cls(what, value, length)
+        fields.take(Uint(8))
+        return fields
 
     def next(self) -> tuple[str, Any]:
         """The next item, preceded by the name to use for it in an error message."""

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-from tiebreak.protocol.errors import EncodingError
+from tiebreak.protocol.errors import EncodingError, check_version
 
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _NO_BRACKET: Final = re.compile(rb"[^\[\]{}]+")
@@ -47,6 +47,10 @@ class JsonObject:
     def integer(self, key: str, low: int, high: int) -> int:
         """The value of a key, an integer from low to high, both included; a bool is none."""
         return int(self.take(key, f"an integer from {low} to {high}", lambda x: type(x) is int and low <= x <= high))
+
+    def version(self, key: str, expected: int) -> None:
+        """Takes the version of the format. Call it first: another one may have other fields."""
+        check_version(self._name, self.integer(key, 0, 1 << 16), expected)
 
     def text(self, key: str, pattern: str = "(?s:.*)", expected: str = "text") -> str:
         """The value of a key, a string that matches a regular expression wholly. expected: describes that in words."""

@@ -12,10 +12,10 @@ from tiebreak.api.machine.interpreters import make_interpreter
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
-from tiebreak.engine.run.audit import compare
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.segments import compare
 from tiebreak.engine.run.train import Worker
 from tiebreak.lab.sim.adversaries.tampering import Cheat, ForgedEvidence, long_sums
 from tiebreak.lab.sim.games import disputes

@@ -17,6 +17,7 @@ from tests.tiebreak.parties import flip
 from tiebreak.api.machine import Machine
 from tiebreak.api.training.bundle import capture_bundle
 from tiebreak.api.training.runs import agree_on
+from tiebreak.engine import system
 from tiebreak.engine.run.cost import cost_of
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
@@ -293,14 +294,14 @@ def test_a_trial_step_runs_only_if_its_estimated_cost_fits(
     assert "expected a step in 600 s" in own.do(task).problem  # type: ignore[union-attr]
     monkeypatch.setattr(worker_tasks, "rate_of", rate)
     needed = cost_of(agreed.program).live_bytes
-    monkeypatch.setattr(worker_tasks, "memory_here", lambda: 2 * needed)
+    monkeypatch.setattr(system, "memory_bytes", lambda: 2 * needed)
     assert "expected a step that fits into" in own.do(task).problem  # type: ignore[union-attr]
-    monkeypatch.setattr(worker_tasks, "memory_here", lambda: 1 << 40)
+    monkeypatch.setattr(system, "memory_bytes", lambda: 1 << 40)
     assert "not callable" in own.do(task).problem  # type: ignore[union-attr]
 
 
 def test_processes_share_the_cores(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tiebreak.node.worker_tasks.usable_cores", lambda: 8)
+    monkeypatch.setattr("tiebreak.engine.system.usable_cores", lambda: 8)
     for processes, threads, each in ((1, None, None), (1, 3, 3), (2, None, 4), (2, 3, 3), (16, None, 1)):
         settings = replace(bench(folder)._settings, processes=processes, machine=Machine(threads=threads))
         assert WorkerTasks(settings, lambda _: None)._machine.threads == each

@@ -42,7 +42,7 @@ from tiebreak.protocol.commitments.eip712 import ADDRESS_BYTES, OFF_CHAIN, Addre
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.seats import salt_of
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError, VerificationError
-from tiebreak.protocol.packing import Fields, Raw, Uint, pack, unpack
+from tiebreak.protocol.packing import Fields, Raw, pack, unpack
 from tiebreak.protocol.tags import Digest
 
 SEAL: Final = "seal.bin"
@@ -56,7 +56,7 @@ _JOB_INFO: Final = b"tiebreak sealed job 1"
 _SUITE: Final = hpke.Suite(hpke.KEM.X25519, hpke.KDF.HKDF_SHA256, hpke.AEAD.CHACHA20_POLY1305)
 TAG_BYTES: Final = 16
 _WRAPPED_BYTES: Final = _KEY_BYTES + SECRET_BYTES + TAG_BYTES
-_VERSION: Final = Uint(8, 1, 1)
+_VERSION: Final = 1
 
 Unseal = Callable[[bytes, Digest], bytes]
 """Opens the `seal.bin` of a job: the job's secret. Raises as `opened_by` does."""
@@ -116,7 +116,7 @@ def wrapped(secret: bytes, job_id: Digest, readers: Sequence[Card]) -> bytes:
             rows.append((address, _SUITE.encrypt(secret, public, info=_JOB_INFO + job_id)))
         except ValueError as error:  # a point of small order, with which everybody would share the secret
             raise VerificationError(f"0x{address.hex()}: expected a key on X25519, got a bad point") from error
-    return pack([1, job_id, rows])
+    return pack([_VERSION, job_id, rows])
 
 
 def opened_by(key: PrivateKey) -> Unseal:
@@ -143,8 +143,7 @@ def opened_by(key: PrivateKey) -> Unseal:
 
 def readers_of(data: bytes, job_id: Digest) -> list[tuple[Address, bytes]]:
     """The readers that `seal.bin` names, each with what only it can open. Raises `VerificationError`."""
-    top = Fields(SEAL, unpack(data, MAX_SEAL_BYTES), 3)
-    top.take(_VERSION)
+    top = Fields.versioned(SEAL, unpack(data, MAX_SEAL_BYTES), 3, _VERSION)
     if (found := top.take(Raw(32))) != job_id:
         raise VerificationError(f"{SEAL}: expected job {job_id.hex()}, got {found.hex()}")
     name, rows = top.next()

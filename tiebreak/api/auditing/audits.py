@@ -1,7 +1,6 @@
 """Audits of a signed run: either the whole run, kept as the auditor's own replay, or a selection of its segments."""
 
 import hmac
-import math
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from copy import deepcopy
@@ -16,23 +15,22 @@ from tiebreak.api.auditing.parallel import Replayers, audit_in_parallel
 from tiebreak.api.auditing.progress import Tally, on_stderr
 from tiebreak.api.auditing.replayers import Assignment, ExecutorWorkers, Processes, RayExecutor, TaskExecutor
 from tiebreak.api.machine import Machine
-from tiebreak.api.machine.environment import own_mark, usable_cores
+from tiebreak.api.machine.environment import own_mark
 from tiebreak.api.machine.interpreters import as_policy, make_interpreter
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.logged.journal import LogsInProgress
-from tiebreak.engine.run import audit
+from tiebreak.engine.run import segments as run_segments
 from tiebreak.engine.run.audit import SegmentAudit, SegmentAuditor, SegmentReport
 from tiebreak.engine.run.directory import MAX_NAMES_BYTES, NAMES, RunDirectory
 from tiebreak.engine.run.logs import NO_LOGS, LogReport, Logs
 from tiebreak.engine.run.train import Progress, Worker
+from tiebreak.engine.system import usable_cores
 from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.commitments.records import StepRecord, run_tree
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError, VerificationError
 from tiebreak.protocol.trees import Frontier
 
-SHARES: Final = (0.01, 0.1)
-"""Shares of false segments for which a sample's chance of detection is reported, as for a single false segment."""
 MARK: Final = "replayed.here"
 """File in a replay that proves who made its records: two marks (`own_mark`, an HMAC) in hex digits.
 
@@ -50,7 +48,7 @@ class WholeAudit:
     """
 
     head: SignedHead
-    comparison: audit.RootComparison
+    comparison: run_segments.RootComparison
     fraud: SegmentReport | None
     last_step: int
     resumed: int
@@ -115,7 +113,7 @@ def audit_whole(trainer: RunDirectory, folder: Path, machine: Machine, *, quiet:
         )
     interpreter = make_interpreter(trainer.program, machine, trainer.job)
     last = trainer.job.last_step(head.head.count - 1)
-    records = audit.signed_records(trainer)[0] if trainer.job.is_logged else []
+    records = run_segments.signed_records(trainer)[0] if trainer.job.is_logged else []
     replay = OwnReplay.begin(trainer, folder)
     resumed = min(last, replay.last_complete())
     logs: Logs = NO_LOGS
@@ -130,7 +128,7 @@ def audit_whole(trainer: RunDirectory, folder: Path, machine: Machine, *, quiet:
 
         Worker(replay, interpreter, on_progress=told, on_commit=tally.commit, logs=logs).work(last)
     replay.check()  # the folder could have been overlaid meanwhile
-    comparison = audit.compare(replay, head)
+    comparison = run_segments.compare(replay, head)
     fraud = None if comparison.agrees else _first_difference(trainer, replay)
     return WholeAudit(
         head=head, comparison=comparison, fraud=fraud, last_step=last, resumed=resumed, log=logs.report
@@ -185,7 +183,7 @@ def _mark(job: Job, folder: Path, records: Frontier) -> bytes:
 def _first_difference(trainer: RunDirectory, replay: RunDirectory) -> SegmentReport | None:
     """The first segment that differs; None if the trainer's records are not the ones it signed and so prove nothing."""
     try:
-        committed, _ = audit.signed_records(trainer)
+        committed, _ = run_segments.signed_records(trainer)
     except (CannotCheck, EncodingError):
         return None
     job = replay.job
@@ -222,20 +220,14 @@ def choose_segments(
     Segments are numbered from 0. Returns them, the signed records to check them against, and the head that they are of.
     Raises `ConfigurationError` for a segment or step that is not signed.
     """
-    records, head = audit.signed_records(trainer)
+    records, head = run_segments.signed_records(trainer)
     count = len(records)
     if sample is not None:
-        return audit.draw_segments(count, sample, seed.encode(), head.head.run_root), records, head
+        return run_segments.draw_segments(count, sample, seed.encode(), head.head.run_root), records, head
     chosen = segments_of(trainer, count, first, last) if segment is None else (segment,)
     if chosen[-1] >= count:
         raise ConfigurationError(f"expected a checkpoint below {count}, got {chosen[-1]}")
     return chosen, records, head
-
-
-def chances(count: int, sample: int) -> list[tuple[int, float]]:
-    """Pairs of a number of false segments of `count` and the chance to draw one: for one, and for each of `SHARES`."""
-    false = dict.fromkeys([1, *(max(1, math.ceil(share * count)) for share in SHARES)])
-    return [(number, audit.detection_probability(count, sample, number)) for number in false]
 
 
 def segments_of(trainer: RunDirectory, count: int, first: int | None, last: int | None) -> tuple[int, ...]:
@@ -279,7 +271,7 @@ def audit_chosen(
     if workers is not None:
         return _audit_by(workers, trainer, segments, records, machine, quiet=quiet)
     interpreter = make_interpreter(trainer.program, machine, trainer.job)
-    with on_stderr("replaying", audit.steps_to_replay(trainer, segments), quiet=quiet) as on_step:
+    with on_stderr("replaying", run_segments.steps_to_replay(trainer, segments), quiet=quiet) as on_step:
         logs = CommittedLogs.of(trainer, records.__getitem__)
         return SegmentAuditor(trainer, interpreter, records).audit(segments, on_step, logs)
 
@@ -309,7 +301,9 @@ def _audit_by(
             return Processes(assignment, jobs)
 
         console = Console(stderr=True, quiet=quiet)
-        on_step = stack.enter_context(on_stderr("replaying", audit.steps_to_replay(trainer, segments), quiet=quiet))
+        on_step = stack.enter_context(
+            on_stderr("replaying", run_segments.steps_to_replay(trainer, segments), quiet=quiet)
+        )
         return audit_in_parallel(
             trainer, assignment.root, segments, records, begin, workers.ledger, lambda done: on_step(done, None),
             lambda words: console.print(f"warning: {words}", highlight=False, markup=False, soft_wrap=True),

@@ -12,15 +12,14 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from tiebreak.api.auditing.audits import chances
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.interpreters import make_interpreter
 from tiebreak.engine.capture.state import TELEMETRY
 from tiebreak.engine.data import check_unchanged
-from tiebreak.engine.run.audit import draw_segments, signed_records
 from tiebreak.engine.run.cost import cost_of
 from tiebreak.engine.run.directory import RunDirectory, kept_steps
 from tiebreak.engine.run.interpreter import State, loss_bits
+from tiebreak.engine.run.segments import chances, draw_segments, signed_records
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, VerificationError
 from tiebreak.protocol.program.program import Program
 

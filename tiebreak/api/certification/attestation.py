@@ -7,15 +7,14 @@ prints about it, come from a stranger.
 
 import os
 import shlex
-import signal
 import subprocess
 import tempfile
 import time
-from contextlib import suppress
 from dataclasses import dataclass
-from select import select
+from threading import Thread
 from typing import Final
 
+from tiebreak.engine.system import end_session
 from tiebreak.protocol.commitments.certificate import Certificate
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -64,19 +63,21 @@ def ask(certificate: Certificate, command: str) -> VerifierOutput | None:
 def _said(process: subprocess.Popen[bytes], until: float) -> tuple[bytes, bool]:
     """The output of a process, and whether it ended by itself. Nothing of its session is left."""
     assert process.stdout is not None
-    data = b""
+    data, output = bytearray(), process.stdout.fileno()
+
+    def read() -> None:
+        while len(data) <= MAX_SAID_BYTES and (block := os.read(output, 4096)):
+            data.extend(block)
+
+    reader = Thread(target=read, daemon=True)
+    reader.start()
     try:
-        while len(data) <= MAX_SAID_BYTES and (left := until - time.monotonic()) > 0:
-            if not select([process.stdout], [], [], left)[0]:
-                continue
-            block = os.read(process.stdout.fileno(), 4096)
-            if not block:
-                process.wait(max(until - time.monotonic(), 0))
-                return data, True
-            data += block
+        reader.join(until - time.monotonic())
+        if not reader.is_alive() and len(data) <= MAX_SAID_BYTES:
+            process.wait(max(until - time.monotonic(), 0))
+            return bytes(data), True
     except subprocess.TimeoutExpired:
         pass
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    return data[:MAX_SAID_BYTES], False
+        end_session(process)
+    return bytes(data[:MAX_SAID_BYTES]), False

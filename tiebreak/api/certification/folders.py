@@ -14,6 +14,7 @@ from hashlib import file_digest
 from pathlib import Path
 from typing import Final
 
+from tiebreak.engine import system
 from tiebreak.engine.data.disk import Folder
 from tiebreak.engine.data.elements import Element
 from tiebreak.protocol.commitments.certificate import MAX_OTHERS, OTHER
@@ -126,7 +127,7 @@ def others_in(folder: Path) -> tuple[str, ...]:
                     if seen > MAX_ENTRIES:
                         raise EncodingError(f"{folder}: expected at most {MAX_ENTRIES:,} files and folders, got more")
                     name = place + entry.name
-                    is_inner = entry.is_dir(follow_symlinks=False)
+                    is_inner = system.is_folder(entry)
                     (left if is_inner and name.count("/") < MAX_DEPTH else found).append(name + "/" * is_inner)
         except OSError as error:
             raise EncodingError(f"{folder / place}: cannot be read: {error}") from error

@@ -18,17 +18,15 @@ less than the certificate, and prove less: docs/certificates.md.
 import json
 from collections.abc import Mapping, Set
 from dataclasses import replace
-from hashlib import sha256, sha512
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
-
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from tiebreak.api.certification import certificates
 from tiebreak.api.certification.certificates import SignedCertificate, read_certificate
 from tiebreak.api.certification.folders import PROSE, Found, digests, listed
 from tiebreak.api.machine import environment
+from tiebreak.api.signing.attesting import public_pem, signed_for_others
 from tiebreak.api.training.reading import CHECKS, check_of
 from tiebreak.api.training.runs import names_of
 from tiebreak.api.training.tasks import PEFT
@@ -42,14 +40,11 @@ from tiebreak.protocol.commitments.dsse import MAX_ENVELOPE_BYTES, Envelope
 from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.records import run_tree, state_tree
-from tiebreak.protocol.commitments.seats import salt_of
 from tiebreak.protocol.commitments.statement import STATEMENT_TYPE, payload_of, sign
 from tiebreak.protocol.errors import ConfigurationError, StateError, VerificationError
 from tiebreak.protocol.program.isa import SourceKind
 from tiebreak.protocol.tags import Digest
 
-_PURPOSE: Final = Digest(sha256(b"tiebreak: the P-256 key for certificates, 1").digest())
-_P256_ORDER: Final = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 _WORDS: Final = 200
 _WRAPPERS: Final = frozenset(["base_layer", "original_module", "token_adapter"])
 """The modules that PEFT puts between a base's module and its tensors."""
@@ -169,28 +164,6 @@ def base_names(names: Mapping[str, str]) -> dict[str, str]:
         ".".join(word for word in key.removeprefix(PEFT).split(".") if word not in _WRAPPERS): entry
         for key, entry in names.items()
     }
-
-
-def signed_for_others(envelope: Envelope, key: PrivateKey) -> Envelope:
-    """The envelope with the signature of a party's P-256 key."""
-    companion = attesting_key(key)
-    signature = companion.sign(envelope.payload.pae, ec.ECDSA(hashes.SHA256(), deterministic_signing=True))
-    return envelope.signed(sha256(_public(companion, serialization.Encoding.DER)).hexdigest(), signature)
-
-
-def attesting_key(key: PrivateKey) -> ec.EllipticCurvePrivateKey:
-    """The P-256 key of a party, which its own key makes again at any time."""
-    wide = int.from_bytes(sha512(salt_of(key, _PURPOSE)).digest(), "big")
-    return ec.derive_private_key(1 + wide % (_P256_ORDER - 1), ec.SECP256R1())
-
-
-def public_pem(key: PrivateKey) -> str:
-    """The public half of `attesting_key`, as `cosign verify-blob-attestation --key` and in-toto's libraries take it."""
-    return _public(attesting_key(key), serialization.Encoding.PEM).decode("ascii")
-
-
-def _public(key: ec.EllipticCurvePrivateKey, encoding: serialization.Encoding) -> bytes:
-    return key.public_key().public_bytes(encoding, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def card(signed: SignedCertificate, found: Found, certificate: str) -> str:

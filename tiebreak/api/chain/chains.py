@@ -92,7 +92,7 @@ def _read(path: Path) -> tuple[int, dict[str, Address], dict[str, bytes]]:
     """The chain id of a deployment file, and the address and the code hash of each contract."""
     try:
         content = JsonObject.parse(str(path), path.read_bytes(), MAX_DEPTH)
-        content.integer("version", VERSION, VERSION)
+        content.version("version", VERSION)
         chain_id, listed = content.integer("chainId", 0, (1 << 256) - 1), content.inner("contracts")
         contracts = {name: listed.inner(name) for name in CONTRACTS}
         addresses = {name: Address(item.data("address", 20)) for name, item in contracts.items()}

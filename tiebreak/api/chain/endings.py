@@ -1,6 +1,6 @@
 """The endings of jobs on a chain, for certificates and claims of ownership. Needs the extra `chain`."""
 
-from tiebreak.api.certification.ownership import Posting
+from tiebreak.api.certification.claims import Posting
 from tiebreak.protocol.chain import Chain, Event, JobStatus
 from tiebreak.protocol.commitments.certificate import Certificate, Logged, Seat
 from tiebreak.protocol.commitments.eip712 import Address

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tiebreak.engine.run.audit import compare
 from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.segments import compare
 from tiebreak.protocol.chain import Call, Chain, JobStatus, Receipt
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Concession, SignedHead

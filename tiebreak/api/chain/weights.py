@@ -13,8 +13,8 @@ from tiebreak.api.chain.endings import check_settled
 from tiebreak.api.training.runs import names_of
 from tiebreak.api.training.tasks import as_state_dict
 from tiebreak.engine.data.disk import Folder, storing
-from tiebreak.engine.run.audit import signed_records
 from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.segments import signed_records
 from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.tags import Digest
 

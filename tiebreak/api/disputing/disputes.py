@@ -17,10 +17,10 @@ from tiebreak.api.machine.interpreters import make_interpreter
 from tiebreak.engine.arithmetic.backend import identity
 from tiebreak.engine.data.tensors import tensor_bytes
 from tiebreak.engine.logged.committed import CommittedLogs
-from tiebreak.engine.run.audit import compare
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence, tree_of_values
 from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.segments import compare
 from tiebreak.protocol.commitments.job import SignedHead, game_id
 from tiebreak.protocol.commitments.records import StepRecord, identify
 from tiebreak.protocol.errors import ConfigurationError, VerificationError

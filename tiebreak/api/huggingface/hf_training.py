@@ -37,7 +37,8 @@ def train(
     from that. So order, packing, logs, callbacks, evaluation and saving are its own. Only dropout and other draws
     within the step follow the job's seed. Called again after an interruption, it goes on from the last checkpoint.
     resume_from_checkpoint: True, or a checkpoint of this run in `output_dir`, changes nothing; another path is refused.
-    ignore_keys_for_eval: as in `trainer.train`. machine: how this process computes [default: on the trainer's device].
+    trial: None; a search is refused. ignore_keys_for_eval: as in `trainer.train`.
+    machine: how this process computes [default: on the trainer's device].
     client, key, terms: the parties' keys and the terms of a job that can be disputed, as client, trainer and terms of
     `tiebreak.agree`. check: see `tiebreak.capture`.
 

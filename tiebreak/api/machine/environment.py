@@ -11,12 +11,12 @@ from pathlib import Path
 
 import torch
 
+from tiebreak.engine import system
 from tiebreak.engine.arithmetic.backend import builds, launches
 from tiebreak.engine.data import hashing
 from tiebreak.engine.data.disk import Folder, storing
 from tiebreak.engine.native import EMULATION, enabled
 
-_CPUINFO = Path("/proc/cpuinfo")
 _KEY = "own-work.key"
 _KEY_BYTES = 32
 
@@ -32,16 +32,8 @@ class KernelStatus:
 
 def cpu_name() -> str:
     """The CPU's marketing name, where the system reports it."""
-    if _CPUINFO.is_file():
-        for line in _CPUINFO.read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def usable_cores() -> int:
-    """The number of cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    named = system.processor_line("model name").partition(":")[2].strip()
+    return named or platform.processor() or platform.machine()
 
 
 def describe() -> tuple[tuple[str, str], ...]:
@@ -56,7 +48,7 @@ def describe() -> tuple[tuple[str, str], ...]:
         ("numpy", version("numpy")),
         ("system", f"{platform.system()} {platform.machine()}"),
         ("cpu", cpu_name()),
-        ("cores", str(usable_cores())),
+        ("cores", str(system.usable_cores())),
         ("torch threads", str(torch.get_num_threads())),
         ("torch instruction set", torch.backends.cpu.get_cpu_capability()),
     )
@@ -81,11 +73,10 @@ def describe_cuda() -> tuple[tuple[str, str], ...]:
     if not torch.cuda.is_available():
         return ()
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    driver = Path("/sys/module/nvidia/version")  # as Linux reports it
     return (
         *((f"cuda:{i}", name) for i, name in enumerate(names)),
         ("cuda", str(torch.version.cuda)),
-        ("cuda driver", driver.read_text().strip() if driver.is_file() else "unknown"),
+        ("cuda driver", system.driver_version()),
         ("cuda sums", f"Triton {version('triton')}" if launches(torch.device("cuda")) else "torch"),
         # This affects FP32 products only; the engine multiplies in FP64.
         ("TF32 in FP32 products", "on" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "off"),

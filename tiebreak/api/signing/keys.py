@@ -29,6 +29,7 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from eth_hash.auto import keccak
 
 from tiebreak.api.signing.signers import SignerKey
+from tiebreak.engine import system
 from tiebreak.engine.data.disk import Folder
 from tiebreak.protocol.arguments import PASSPHRASE, PATH, instance, taking
 from tiebreak.protocol.commitments.keys import RANDOM_BYTES, PrivateKey
@@ -50,7 +51,7 @@ def read_keystore(content: bytes, passphrase: str) -> PrivateKey:
     """Decrypts a key file. Raises `ConfigurationError` for a wrong passphrase, or for a file of another kind."""
     try:
         top = JsonObject.parse("keystore", content, _DEPTH)
-        top.integer("version", _VERSION, _VERSION)
+        top.version("version", _VERSION)
         crypto = top.inner("Crypto" if "Crypto" in top else "crypto")
         crypto.same("cipher", "aes-128-ctr")
         iv, ciphertext = _hex(crypto.inner("cipherparams"), "iv", 16), _hex(crypto, "ciphertext", _SECRET_BYTES)
@@ -98,17 +99,22 @@ def new_key() -> PrivateKey:
 
 @taking(key=instance("a key (tiebreak.new_key makes one)", PrivateKey), path=PATH, passphrase=PASSPHRASE)
 def save_key(key: PrivateKey, path: str | Path, passphrase: str) -> None:
-    """Writes a new file of mode 0600 durably, whole or not at all. Raises `ConfigurationError` if the file exists."""
+    """Writes a new file of mode 0600 durably, whole or not at all.
+
+    key: that of `tiebreak.new_key`. path: of the new file. passphrase: it encrypts the key (PKCS#8, AES-256).
+
+    Raises `ConfigurationError` if the file exists.
+    """
     path, pem = Path(path), key.to_pem(passphrase)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     if not path.parent.is_dir():
         raise ConfigurationError(f"expected a folder for the key file, got none at {path.parent}; make it first")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | system.OPEN, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(pem)
             file.flush()
-            os.fsync(file.fileno())
+            system.synced(file.fileno())
         # A hard link, unlike a rename, never replaces a key that is already there.
         os.link(temporary, path)
         with Folder(path.parent, to_write=True) as folder:
@@ -129,14 +135,18 @@ def is_signer(path: str | Path) -> bool:
 def load_key(path: str | Path, passphrase: str) -> PrivateKey:
     """Reads a key file, or connects to a signer.
 
-    Raises `ConfigurationError` if anyone but its owner may read or write the file.
+    path: a file of `save_key`, an Ethereum keystore, or the Unix socket of a signer. passphrase: that of the file; a
+    signer needs none.
+
+    Raises `ConfigurationError` for a wrong passphrase, or if anyone but its owner may read or write the file.
     """
     if is_signer(path):
         return SignerKey(Path(path))
     try:
         with Path(path).open("rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            if mode & 0o077:
+            status = os.fstat(file.fileno())
+            if system.others_may(status):
+                mode = stat.S_IMODE(status.st_mode)
                 raise ConfigurationError(f"expected mode 0600, got {mode:04o}; run chmod 600 {path}")
             content = file.read(MAX_KEYSTORE_BYTES + 1)
     except OSError as error:

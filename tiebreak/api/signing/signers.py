@@ -90,6 +90,8 @@ class SignerKey(PrivateKey):
 
     def _exchange(self, request: bytes) -> bytes:
         """Sends a line and returns the line that answers, within one time limit, however slowly its bytes come."""
+        if not hasattr(socket, "AF_UNIX"):
+            raise OSError("this system has no Unix sockets")
         answer, end = b"", time.monotonic() + self._seconds
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(self._seconds)

@@ -130,7 +130,7 @@ def load_bundle(folder: Path) -> Bundle:
     with Folder(folder) as files:
         files.check()
         manifest = JsonObject.parse(str(folder / MANIFEST), files.read(MANIFEST, MAX_MANIFEST_BYTES), MAX_DEPTH)
-        manifest.integer("format", FORMAT, FORMAT)
+        manifest.version("format", FORMAT)
         check = "full"
         if "check" in manifest:
             check = manifest.take("check", "slice, none, or no such field", lambda found: found in ("slice", "none"))

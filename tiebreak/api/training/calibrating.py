@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from tiebreak.api.machine.environment import describe, describe_cuda, usable_cores
+from tiebreak.api.machine.environment import describe, describe_cuda
 from tiebreak.api.machine.interpreters import usable_device
 from tiebreak.api.training.bundle import MANIFEST, Bundle, capture_bundle, load_bundle
 from tiebreak.engine.arithmetic import Arithmetic
@@ -19,6 +19,7 @@ from tiebreak.engine.logged.divergence import variants_of
 from tiebreak.engine.logged.policy import LoggedPolicy
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.qualify import qualify
+from tiebreak.engine.system import usable_cores
 from tiebreak.protocol.arguments import FUNCTION, NONE, is_text, share, shown, taking, tuple_of, whole
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
@@ -43,10 +44,17 @@ def calibrate(
 
     The first steps are computed exactly, and every sum in them is computed again in other orders, with other kernels
     and with other numbers of threads: see `tiebreak calibrate`. Without tasks, the policy holds the proven bounds,
-    which need no measurement but make larger logs. threads: the largest number to try in addition to 1 [default: all
-    usable cores]. devices: those to measure in addition to the CPU [default: every CUDA device]; each is qualified
-    first. progress: shows the progress of one task. Keep the policy with its `save`, and hand it to
-    `tiebreak.train(policy=...)`. Raises `ConfigurationError`.
+    which need no measurement but make larger logs. Keep the policy with its `save`, and hand it to
+    `tiebreak.train(policy=...)`.
+
+    tasks: those that are measured. precision: bits of results, 16 to 32. steps: the number of each task to measure.
+    orders: random orders of the terms of each sum. margin: safety factor on the measured differences. share: of the
+    elements that may be logged; others near a tie are computed exactly. threads: the largest number to try in addition
+    to 1 [default: all usable cores]. devices: those to measure in addition to the CPU [default: every CUDA device];
+    each is qualified first. seed: of the orders, and of the sample of elements. progress: shows the progress of one
+    task.
+
+    Raises `ConfigurationError` for what is no task, and for a device that cannot be used.
     """
     if not tasks:
         return proven_policy(precision)

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from types import FrameType
 from typing import Any, Final
 
 import torch
@@ -69,26 +68,36 @@ def joined(device: str, timeout: float = TIMEOUT) -> Iterator[Torch]:
 
 @contextmanager
 def _last_words(worker: int) -> Iterator[None]:
-    """Says how to go on when torchrun ends this worker because another one was killed, before torch's traceback.
+    """Says how to go on when torchrun ends this worker because another one was killed, and ends it.
 
-    One of the first two says it: at least one of them is there if a single worker is lost.
+    One of the first two says it: at least one of them is there if a single worker is lost. A thread does it, because
+    the main thread may be waiting for the lost worker in C, where Python handles no signal.
     """
-
-    def ended(number: int, _frame: FrameType | None) -> None:
-        if worker < 2:
-            line = f"worker {worker} was told to end, as when another worker is lost; {GO_ON} with the same command\n"
-            os.write(2, line.encode())
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may handle signals
         return
-    before = signal.signal(signal.SIGTERM, ended)
+    told, tell = os.pipe()
+    os.set_blocking(tell, False)  # as `set_wakeup_fd` demands
+
+    def wait() -> None:
+        while (number := os.read(told, 1)) != bytes(1):
+            if number == bytes([signal.SIGTERM]):
+                line = f"worker {worker} was told to end, as when another worker is lost; {GO_ON} with the same command"
+                os.write(2, f"{line}\n".encode() * (worker < 2))
+                os._exit(128 + signal.SIGTERM)
+
+    handler, wakeup = signal.signal(signal.SIGTERM, lambda *_: None), signal.set_wakeup_fd(tell)
+    thread = threading.Thread(target=wait, name="last words", daemon=True)
+    thread.start()
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.set_wakeup_fd(wakeup)
+        signal.signal(signal.SIGTERM, handler)
+        os.write(tell, bytes(1))
+        thread.join()
+        os.close(told)
+        os.close(tell)
 
 
 def plan(run: RunDirectory, workers: int) -> dict[str, Any]:

@@ -31,10 +31,11 @@ from tiebreak.engine.distributed.exchange import Exchange
 from tiebreak.engine.distributed.train import SharedInterpreter, follow
 from tiebreak.engine.logged.journal import LogsInProgress
 from tiebreak.engine.logged.policy import POLICY, LoggedPolicy, policy_of
-from tiebreak.engine.run.audit import SegmentAudit, draw_segments, signed_records
+from tiebreak.engine.run.audit import SegmentAudit
 from tiebreak.engine.run.commit import Commit
 from tiebreak.engine.run.directory import MAX_NAMES_BYTES, NAMES, ORIGINS, TITLE, UNCHECKED, Keep, RunDirectory, titled
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
+from tiebreak.engine.run.segments import draw_segments, signed_records
 from tiebreak.engine.run.train import OnCommit, OnProgress, Progress, Worker
 from tiebreak.protocol.arguments import CALLBACKS, FLAG, NONE, PATH, TEXT, instance, taking, whole
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address, Domain
@@ -54,7 +55,10 @@ POLICY_OR_PATH: Final = instance("a policy of tiebreak.calibrate", LoggedPolicy)
 
 
 class Run:
-    """A run in its directory. `tiebreak.train` and `tiebreak.agree` make one, `tiebreak.open_run` opens it again."""
+    """A run in its directory. `tiebreak.train` and `tiebreak.agree` make one, `tiebreak.open_run` opens it again.
+
+    opened: its files, checked. machine: how this process computes. task: for its `evaluate`, if this process has it.
+    """
 
     def __init__(self, opened: RunDirectory, machine: Machine = Machine(), task: Task | None = None) -> None:
         self.metrics: dict[int, dict[str, float]] = {}
@@ -277,11 +281,14 @@ def train(
     """Trains into a directory and returns the finished run. Called again, it continues the run in that directory.
 
     Without keys the run is committed and can be audited, but it is not signed. The task's model is not changed: use
-    `model.load_state_dict(run.state_dict())`. For progress, keep and callbacks see `Run.resume`; for the others,
-    `tiebreak.agree`.
+    `model.load_state_dict(run.state_dict())`.
 
+    task, directory, client, trainer, terms, policy, precision, machine, check: see `tiebreak.agree`.
+    progress, keep, callbacks: see `Run.resume`.
     distributed: the workers that `torchrun` has started all call this, and compute one run together, the same for any
     number of them. The first one captures, signs, reports and calls the callbacks.
+
+    Raises what `tiebreak.agree` and `Run.resume` raise.
     """
     with joined(machine.device) if distributed else nullcontext() as exchange:
         if exchange is not None and exchange.worker:
@@ -304,11 +311,16 @@ def agree(
 ) -> Run:  # fmt: skip
     """Captures a job, has client and trainer sign it, and returns a run in which nothing is computed yet.
 
+    If the directory already holds a run, that run is opened, provided that it is the same job over the same model, data
+    and settings.
+
+    task: what is trained. directory: a new or empty folder, or a run's.
     client, trainer: their keys; throwaway keys sign the job in the place of those left out, and a trainer without a key
     signs no heads. terms: reward, stakes, windows. policy: a policy of `tiebreak.calibrate` or the path of its file,
     for policy `logged` [default: `exact`]. precision: bits of results, 16 to 32 [default: the policy's, or 32].
-    machine: how this process computes the run. check: see `tiebreak.capture`; the run says so. If the directory already
-    holds a run, that run is opened, provided that it is the same job over the same model, data and settings.
+    machine: how this process computes the run. check: see `tiebreak.capture`; the run says so.
+
+    Raises `ConfigurationError` if the task cannot be a program, or if the directory holds another job or other files.
     """
     if client is not None and trainer is None:
         raise ConfigurationError("expected the trainer's key too, got the client's alone")
@@ -391,7 +403,9 @@ def notice(bundle: Bundle) -> dict[str, bytes]:
 def open_run(directory: str | Path, *, machine: Machine = Machine()) -> Run:
     """Opens an existing run, which may be untrusted.
 
-    Raises `VerificationError` if its files do not match its job.
+    directory: the run's. machine: how this process computes what is left, or audits.
+
+    Raises `VerificationError` if its files do not match its job, `ConfigurationError` if there is no run.
     """
     return Run(open_directory(Path(directory)), machine)
 

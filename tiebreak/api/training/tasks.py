@@ -17,8 +17,9 @@ from tiebreak.engine.capture.slices import NoSlice, Slice
 from tiebreak.engine.capture.state import MODEL
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.data.tensors import widened
-from tiebreak.engine.run.cost import Cost, cost_of, memory_here
+from tiebreak.engine.run.cost import Cost, cost_of
 from tiebreak.engine.run.loop import exact_step
+from tiebreak.engine.system import memory_bytes
 from tiebreak.protocol.arguments import Expectation, instance, taking
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.program import Program
@@ -37,12 +38,16 @@ CHECK: Final = Expectation(f"one of {', '.join(CHECKS)}", lambda x: isinstance(x
 def capture(task: Task, *, check: str = "full", device: str = "cpu") -> Captured:
     """Captures the task as a program, its initial state and its data, and checks the program against eager PyTorch.
 
-    The check takes about as long as capture itself and a few steps. A CUDA device may compute it, and the rehearsal.
+    The check takes about as long as capture itself and a few steps.
+
+    task: the job whose step becomes the program; its model stays as it is.
     check: "full"; "slice" for a model of which this is too much: three of each list of equal layers are checked, and
     all others do the same (docs/decisions/capture.md says what this cannot see); if they do not, all of the model is
-    checked, with a warning; or "none". Raises `ConfigurationError`
-    if the program is not the model, if there is none (it then lists every operator that has no exact form), or, before
-    anything is computed, if this machine has too little memory for the check.
+    checked, with a warning; or "none".
+    device: a torch device, which computes the check and the rehearsal.
+
+    Raises `ConfigurationError` if the program is not the model, if there is none (it then lists every operator that has
+    no exact form), or, before anything is computed, if this machine has too little memory for the check.
     """
     if check == "none":
         return capture_task(task)
@@ -89,7 +94,7 @@ def _require_memory(task: Task, part: Task, step: Cost | None = None) -> None:
     own = sum(tensor.nbytes for tensor in whole)
     rehearsal = own + 2 * sum(tensor.nbytes for tensor in whole if tensor.requires_grad)
     needed = PROCESS + own + max(rehearsal, check, sum(4 * tensor.numel() for tensor in whole))
-    if needed > (available := memory_here()):
+    if needed > (available := memory_bytes()):
         raise ConfigurationError(
             f"expected a model whose capture and check fit into the {available / 2**30:.3g} GiB of memory here, got "
             f"one for which they take about {needed / 2**30:.3g} GiB; take smaller batches (`accumulation` adds up "

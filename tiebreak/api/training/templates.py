@@ -8,7 +8,6 @@ as a program, limits its processor time and memory for each conversation. It get
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from typing import Any, Final, NamedTuple, Self
 
 from transformers import AutoTokenizer
 
+from tiebreak.engine.system import limit_process
 from tiebreak.protocol.errors import ConfigurationError
 
 SECONDS: Final = 60
@@ -121,22 +121,12 @@ def _tokens(tokenizer: Any, messages: list[Any], first: int, more: dict[str, Any
     return Tokens(*located(tokenizer, whole, spans, add_special_tokens=False), missed, is_marked)
 
 
-def _limit(seconds: int) -> None:
-    """Ends this process once it has used this much more processor time; an allocation of too much memory fails."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + seconds + 1, resource.RLIM_INFINITY))
-    with suppress(OSError):  # not on Linux
-        pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
-        most = pages * resource.getpagesize() + MAX_GROWTH_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
-
-
 def _serve(folder: Path, seconds: int) -> None:
     with os.fdopen(os.dup(1), "w", encoding="ascii") as answers:
         os.dup2(2, 1)  # what libraries print is no answer
         tokenizer = loaded(AutoTokenizer, folder)
         for line in sys.stdin.buffer:
-            _limit(seconds)
+            limit_process(int(time.process_time()) + seconds + 1, MAX_GROWTH_BYTES)
             try:
                 answer: dict[str, Any] = {"tokens": _tokens(tokenizer, *json.loads(line))}
             except Exception as error:  # a template may raise anything

@@ -76,9 +76,12 @@ class Trainer:
         """Prepares training whose every byte is fixed by the task, on any machine, with any thread count.
 
         The initial weights are those that the task's model holds. Torch's seeded initialisation differs between
-        machines, so share the weights as a file if others are to repeat the run. machine: how this process computes.
+        machines, so share the weights as a file if others are to repeat the run. For a training that outlives its
+        process, use `tiebreak.train`.
+
+        task: what is trained; its model is never changed. machine: how this process computes.
         check: see `tiebreak.capture`. callbacks: one or several, called with each `Step`; those of the task's
-        `evaluate` have metrics. For a training that outlives its process, use `tiebreak.train`.
+        `evaluate` have metrics.
 
         Raises `ConfigurationError` before any work if something cannot be done; it lists every operator without an
         exact form.

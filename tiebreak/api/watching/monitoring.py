@@ -17,8 +17,8 @@ from typing import Final
 from tiebreak.api.auditing.forward import losses_in
 from tiebreak.api.watching import alarms
 from tiebreak.api.watching.alarms import MONITOR, ProcessStart, Rule, Sample, Troubles, WorkerStanding
-from tiebreak.engine.run.audit import signed_records
 from tiebreak.engine.run.directory import MAX_METRIC_CHARACTERS, MAX_METRICS_BYTES, METRICS, RunDirectory
+from tiebreak.engine.run.segments import signed_records
 from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.errors import CannotCheck, EncodingError, VerificationError
 from tiebreak.protocol.numbers.float32 import to_float

@@ -8,10 +8,11 @@ import psutil
 import pynvml
 import torch
 
-from tiebreak.api.machine.environment import cpu_name, usable_cores
+from tiebreak.api.machine.environment import cpu_name
 from tiebreak.api.watching.alarms import MONITOR, ProcessStart, Sample, as_line
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.train import Progress
+from tiebreak.engine.system import usable_cores
 
 INTERVAL: Final = 1.0
 LONGEST: Final = 60.0

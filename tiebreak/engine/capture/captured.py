@@ -70,8 +70,10 @@ class PhaseResults:
 
 @dataclass(frozen=True)
 class Captured:
-    """A captured task. `state` is the initial state; `data` is everything else that the steps read.
+    """A captured task.
 
+    program: the step's instructions; its `root` identifies the computation. state: the initial state, by the names of
+    the program. data: everything else that the steps read.
     phases: the results of each phase of a step, of which most have one. traced: the number of the body's instructions
     before the update. check: how the program was compared with eager PyTorch: "full", "none", or "slice"
     (`tiebreak.engine.capture.slices`).

@@ -38,7 +38,7 @@ LOSSES: Final = Expectation(
 class Rows:
     """Example i is row i of each named array; the batch gains a leading dimension.
 
-    The loss gets each array as the argument of its name; the order counts only for `*batch`.
+    names: of the arrays. The loss gets each as the argument of its name; the order counts only for `*batch`.
     """
 
     names: tuple[str, ...]
@@ -64,7 +64,10 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Windows:
-    """Example i is `length` tokens of a 1-d int64 array from i * stride on; the batch is int64 [B, length]."""
+    """Example i is `length` tokens of a 1-d int64 array from i * stride on; the batch is int64 [B, length].
+
+    name: of the array in the task's data. stride: tokens from the beginning of one example to that of the next.
+    """
 
     name: str
     length: int
@@ -100,6 +103,7 @@ class Batch:
     // n, where n is the number of examples; a batch may span two epochs. With gradient accumulation over A batches,
     `size` in this formula stands for A * size, and the step's batches are consecutive parts of the draws.
 
+    examples: `Rows` or `Windows`.
     shuffled: else the order of each epoch is that of the data.
     drop_last: whether n is the largest multiple of `size` instead, so that each epoch leaves out the last examples of
     its order.

@@ -151,6 +151,7 @@ class Task:
             as it is before its first step, or a list of such that step one after the other (Muon and AdamW). Or what
             the `configure_optimizers` of Lightning returns, if its schedulers go by steps. The task holds the settings
             that it stands for.
+        steps: the number of updates.
         batch: examples per step, drawn without replacement in each epoch, in an order that the seed fixes; or a
             `tiebreak.Batch` (`tiebreak.Windows` cuts a long array of tokens). A loader's own, if it is left out.
         seed: of the example order, of dropout and of other draws.
@@ -169,6 +170,7 @@ class Task:
             signed [default: a tenth of all steps].
         evaluate: see `Evaluation`; runs outside the job, on data that need not be part of it, every `evaluate_every`
             steps [default: at each checkpoint] and after the last.
+        name: what pages and commands call the run; no byte of it depends on the name.
         """
         losses: list[Any] = list(loss) if isinstance(loss, list | tuple) else [loss]
         data, of_loader = loaded(data) if isinstance(data, DataLoader) else (data, {})

@@ -4,7 +4,8 @@ A stranger's folder may hold a symbolic link or a second name (hard link) for a 
 whoever opens it, or a device. All reads and writes in such a folder therefore go through `Folder`:
 
 * every name is a single component, resolved relative to the descriptor of its folder and never through a link, so that
-  nobody can exchange a folder between a check and a use;
+  nobody can exchange a folder between a check and a use. Windows has no such descriptors: there a name is refused if it
+  is a link, and an open file if it is not the one that was checked;
 * only plain files are opened; they are checked before opening (opening a device may have effects) and again after it;
 * a new file is created under an unused name (`O_EXCL`) and takes its final name when it is complete;
 * a file is changed in place only if it has no second name, which might belong to a file that is not ours.
@@ -12,7 +13,6 @@ whoever opens it, or a device. All reads and writes in such a folder therefore g
 The path that a user gives may lead through links: that is the user's own choice.
 """
 
-import fcntl
 import os
 import stat
 from collections.abc import Iterator
@@ -22,9 +22,9 @@ from io import FileIO
 from pathlib import Path
 from typing import Final, Self
 
+from tiebreak.engine import system
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
 
-_OPEN: Final = os.O_CLOEXEC | os.O_NONBLOCK
 _OTHERS: Final = {
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFIFO: "a pipe",
@@ -74,7 +74,7 @@ class Stamp:
 
 
 def _expect(path: Path, kind: int, found: os.stat_result) -> os.stat_result:
-    got = stat.S_IFMT(found.st_mode)
+    got = stat.S_IFLNK if system.is_link(found) else stat.S_IFMT(found.st_mode)
     if got != kind:
         raise EncodingError(f"{path}: expected {_OTHERS[kind]}, got {_OTHERS.get(got, 'a device')}")
     return found
@@ -85,7 +85,7 @@ def opened(path: Path) -> Iterator[tuple[FileIO, Stamp]]:
     """Opens a plain file (or the target of a link to one) for reading. Raises `EncodingError` for anything else."""
     with _reading(path):
         _expect(path, stat.S_IFREG, path.stat())
-        with FileIO(os.open(path, os.O_RDONLY | _OPEN)) as file:
+        with FileIO(os.open(path, os.O_RDONLY | system.OPEN)) as file:
             _expect(path, stat.S_IFREG, os.fstat(file.fileno()))
             yield file, Stamp.of(file)
 
@@ -105,16 +105,16 @@ class Folder:
         opening = storing if to_write else _reading
         self.path = path
         with opening(path):
-            self._handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._handle = system.open_folder(path)
         for name in inside:
-            outer, self.path = self._handle, self.path / name
+            outer = self._handle
             try:
-                with opening(self.path):
-                    _expect(self.path, stat.S_IFDIR, self._status(name))
-                    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-                    self._handle = os.open(name, flags, dir_fd=outer)
+                with opening(self.path / name):
+                    _expect(self.path / name, stat.S_IFDIR, self._status(name))
+                    self._handle = system.open_folder(self._at(name), outer)
             finally:
-                os.close(outer)
+                self.path = self.path / name
+                _close(outer)
 
     @classmethod
     def make(cls, path: Path) -> "Folder":
@@ -131,17 +131,17 @@ class Folder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._handle)
+        _close(self._handle)
 
     def add(self, name: str) -> None:
         """Makes a folder in this one. The name must be new."""
         with storing(self.path / name):
-            os.mkdir(name, dir_fd=self._handle)
+            os.mkdir(self._at(name), dir_fd=self._handle)
 
     def names(self) -> list[str]:
         """The sorted names of the folder's content."""
         with _reading(self.path):
-            return sorted(os.listdir(self._handle))  # noqa: PTH208 - of the descriptor
+            return sorted(os.listdir(self._here))  # noqa: PTH208 - of the descriptor
 
     def holds(self, name: str) -> bool:
         """Whether anything of this name exists."""
@@ -153,9 +153,9 @@ class Folder:
 
     def check(self) -> None:
         """Raises `EncodingError` if the folder holds anything but plain files and folders."""
-        with _reading(self.path), os.scandir(self._handle) as entries:
+        with _reading(self.path), os.scandir(self._here) as entries:
             for entry in entries:
-                if not entry.is_file(follow_symlinks=False) and not entry.is_dir(follow_symlinks=False):
+                if not entry.is_file(follow_symlinks=False) and not system.is_folder(entry):
                     _expect(self.path / entry.name, stat.S_IFREG, self._status(entry.name))
 
     def size(self, name: str, limit: int | None = None) -> int:
@@ -198,9 +198,8 @@ class Folder:
             try:
                 with self._open(part, os.O_RDWR, new=True) as file:
                     yield file
-                    os.fsync(file.fileno())
-                os.replace(part, name, src_dir_fd=self._handle, dst_dir_fd=self._handle)
-                self.sync()
+                    system.synced(file.fileno())
+                self._replace(part, name)
             finally:
                 self.remove(part)
 
@@ -213,19 +212,19 @@ class Folder:
         """Gives a file its final name, durably, in place of the file that had it."""
         with storing(self.path / name):
             with self._open(part, os.O_RDONLY) as file:
-                os.fsync(file.fileno())
-            os.replace(part, name, src_dir_fd=self._handle, dst_dir_fd=self._handle)
-            self.sync()
+                system.synced(file.fileno())
+            self._replace(part, name)
 
     def sync(self) -> None:
         """Makes the present names of the folder's content durable, but not the content."""
         with storing(self.path):
-            os.fsync(self._handle)
+            if self._handle is not None:
+                system.synced(self._handle)
 
     def remove(self, name: str) -> None:
         """Removes a name if it exists: of a link only the link, of a file with several names only this one."""
         with storing(self.path / name), suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=self._handle)
+            os.unlink(self._at(name), dir_fd=self._handle)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -234,10 +233,22 @@ class Folder:
             file = self._open_to_change(".lock", make=True)
         with file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                system.lock(file)
             except BlockingIOError as error:
                 raise StateError(f"{self.path}: another process is working in this folder") from error
             yield
+
+    @property
+    def _here(self) -> int | Path:
+        return self.path if self._handle is None else self._handle
+
+    def _at(self, name: str) -> str | Path:
+        """The path to a name of this folder: from its descriptor, the name."""
+        return self.path / name if self._handle is None else name
+
+    def _replace(self, part: str, name: str) -> None:
+        os.replace(self._at(part), self._at(name), src_dir_fd=self._handle, dst_dir_fd=self._handle)
+        self.sync()
 
     def _open_to_change(self, name: str, *, make: bool) -> FileIO:
         file = self._open(name, os.O_RDWR, new=make and not self.holds(name))
@@ -247,22 +258,28 @@ class Folder:
         return file
 
     def _status(self, name: str) -> os.stat_result:
-        if name in ("", ".", "..") or "/" in name:
+        if name in ("", ".", "..") or not system.FORBIDDEN.isdisjoint(name):
             raise EncodingError(f"{self.path}: expected the name of a file in it, got {name!r}")
-        return os.stat(name, dir_fd=self._handle, follow_symlinks=False)
+        return os.stat(self._at(name), dir_fd=self._handle, follow_symlinks=False)
 
     def _open(self, name: str, flags: int, *, new: bool = False) -> FileIO:
         path = self.path / name
-        if not new:
-            _expect(path, stat.S_IFREG, self._status(name))
-        flags |= os.O_NOFOLLOW | _OPEN | (os.O_CREAT | os.O_EXCL if new else 0)
-        file = FileIO(os.open(name, flags, 0o666, dir_fd=self._handle), "r+" if flags & os.O_RDWR else "r")
+        checked = None if new else _expect(path, stat.S_IFREG, self._status(name))
+        flags |= system.NOFOLLOW | system.OPEN | (os.O_CREAT | os.O_EXCL if new else 0)
+        file = FileIO(os.open(self._at(name), flags, 0o666, dir_fd=self._handle), "r+" if flags & os.O_RDWR else "r")
         try:
-            _expect(path, stat.S_IFREG, os.fstat(file.fileno()))
+            found = _expect(path, stat.S_IFREG, os.fstat(file.fileno()))
+            if self._handle is None and checked is not None and not os.path.samestat(checked, found):
+                raise EncodingError(f"{path}: expected the file that was checked, got another in its place")
         except EncodingError:
             file.close()
             raise
         return file
+
+
+def _close(handle: int | None) -> None:
+    if handle is not None:
+        os.close(handle)
 
 
 def make_folder(path: Path) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tiebreak.engine import system
 from tiebreak.engine.data.arrays import ArrayFile, check_bools
 from tiebreak.engine.data.disk import read_file
 from tiebreak.engine.data.hashing import hasher
@@ -100,8 +101,7 @@ class FactsCache:
         return self.folder / f"{key[:40]}.json"
 
     def _is_private(self) -> bool:
-        status = self.folder.stat()
-        return status.st_uid == os.getuid() and not status.st_mode & 0o022
+        return system.is_private(self.folder.stat())
 
 
 def _key(array: ArrayFile) -> str:

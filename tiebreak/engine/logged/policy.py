@@ -82,7 +82,14 @@ class Measurements:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedPolicy:
-    """Thresholds and tolerances by kind of sum. Raises `ConfigurationError` for values that cannot be computed with."""
+    """Thresholds and tolerances by kind of sum, from `tiebreak.calibrate` or from a file.
+
+    precision: bits of results, 16 to 32. thresholds: the distance from a tie within which a sum is open, in units of
+    the element's own error; None for the proven bound. tolerances: the distance from a tie within which a log decides,
+    as in SPEC section 5.1. measurements: the record of the calibration; None for the proven bounds.
+
+    Raises `ConfigurationError` for values that cannot be computed with.
+    """
 
     precision: int
     thresholds: Mapping[SumKind, float | None]
@@ -131,8 +138,7 @@ class LoggedPolicy:
         if len(data) > MAX_BYTES:
             raise EncodingError(f"{name}: expected at most {MAX_BYTES} bytes, got {len(data)}")
         top = JsonObject.parse(name, data, MAX_DEPTH)
-        if (version := top.integer("version", 0, 1 << 16)) != VERSION:
-            raise EncodingError(f"{name}: expected version {VERSION}, got {version}")
+        top.version("version", VERSION)
         precision = top.integer("precision", 0, 64)
         top.take("compute", f"{COMPUTE!r}, for no other format is supported; calibrate again", lambda x: x == COMPUTE)
         thresholds: dict[SumKind, float | None] = {}

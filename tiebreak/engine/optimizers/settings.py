@@ -57,8 +57,10 @@ class Group:
     """Parameters with settings of their own: their names match one of the patterns, as in `fnmatch` (`*.bias`).
 
     A parameter belongs to the first group of the optimizer that matches it; if none does, it has the optimizer's own
-    settings. lr_factor multiplies the learning rate (0: the parameter stays as it is). weight_decay replaces the
-    optimizer's; None keeps it.
+    settings.
+
+    match: the patterns. lr_factor: multiplies the learning rate (0: the parameter stays as it is). weight_decay:
+    replaces the optimizer's; None keeps it.
     """
 
     match: tuple[str, ...]
@@ -77,7 +79,10 @@ class Group:
 
 @taking(model=arguments.instance("a torch.nn.Module", nn.Module))
 def no_decay(model: nn.Module) -> Group:
-    """The usual exception from weight decay: parameters of fewer than two dims, such as biases and gains of norms."""
+    """The usual exception from weight decay: parameters of fewer than two dims, such as biases and gains of norms.
+
+    model: the module whose parameters are named in the group. Raises `ConfigurationError` if it has none of them.
+    """
     names = [name for name, parameter in model.named_parameters() if parameter.ndim < 2]
     require(bool(names), "parameters of fewer than two dims (biases, norms)", "none")
     return Group(match=tuple(escape(name) for name in names), weight_decay=0.0)
@@ -104,7 +109,13 @@ _FIELDS: Final[dict[str, Expectation]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSettings:
-    """The settings that all optimizers have. `lr` is the base rate, which the task's schedule multiplies."""
+    """The settings that all optimizers have.
+
+    lr: the base rate, which the task's schedule multiplies. weight_decay: added to the gradient, or of the parameter
+    itself, as the optimizer says. groups: parameters with settings of their own, see `Group`.
+
+    Raises `ConfigurationError` for a number that torch refuses, or that FP32 would turn into another setting.
+    """
 
     lr: float
     weight_decay: float = 0.0
@@ -231,7 +242,7 @@ class RAdam(OptimizerSettings):
 class Lion(OptimizerSettings):
     """Lion (Chen et al. 2023), which torch does not have: p -= lr * sign(b1 * m + (1 - b1) * g); m follows g with b2.
 
-    Weight decay is of the parameter itself, as in AdamW.
+    betas: (b1, b2). Weight decay is of the parameter itself, as in AdamW.
     """
 
     lr: float = 1e-4
@@ -289,13 +300,20 @@ _TAKING: Final = taking(
 
 @_TAKING
 def constant(steps: int, warmup: int = 0) -> Factors:
-    """Stays at 1 after the warm-up."""
+    """Stays at 1 after the warm-up.
+
+    steps: of the job. warmup: the number of first steps in which the factor rises in equal parts, to 1 in step
+    `warmup` (from 0). Raises `ConfigurationError`, as all schedules do, for numbers that give no factor to each step.
+    """
     return _warmed(steps, warmup, [1.0] * (steps - warmup))
 
 
 @_TAKING
 def linear(steps: int, warmup: int = 0, floor: float = 0.0) -> Factors:
-    """Falls linearly from 1 to `floor` at the last step."""
+    """Falls linearly from 1 to `floor` at the last step.
+
+    steps, warmup: see `constant`.
+    """
     _check(steps, warmup)
     fall = [1.0 - (1.0 - floor) * s / max(1, steps - 1 - warmup) for s in range(steps - warmup)]
     return _warmed(steps, warmup, fall)
@@ -306,20 +324,29 @@ warmup_linear = linear
 
 @_TAKING
 def cosine(steps: int, warmup: int = 0, floor: float = 0.0) -> Factors:
-    """Falls from 1 along half a cosine to `floor` at the last step (`CosineAnnealingLR`)."""
+    """Falls from 1 along half a cosine to `floor` at the last step (`CosineAnnealingLR`).
+
+    steps, warmup: see `constant`.
+    """
     _check(steps, warmup)
     return _warmed(steps, warmup, _half_cosine(1.0, floor, steps - warmup))
 
 
 @_TAKING
 def inverse_sqrt(steps: int, warmup: int = 0) -> Factors:
-    """sqrt((warmup + 1) / (s + 1)) in step s (from 0): 1 at the end of the warm-up, as in the first Transformer."""
+    """sqrt((warmup + 1) / (s + 1)) in step s (from 0): 1 at the end of the warm-up, as in the first Transformer.
+
+    steps, warmup: see `constant`.
+    """
     return _warmed(steps, warmup, [sqrt((warmup + 1) / (s + 1)) for s in range(warmup, steps)])
 
 
 @_TAKING
 def step_decay(steps: int, milestones: Sequence[int], gamma: float = 0.1, warmup: int = 0) -> Factors:
-    """Multiplied by `gamma` at each milestone (a step from 0), as `MultiStepLR`."""
+    """Multiplied by `gamma` at each milestone, as `MultiStepLR`.
+
+    steps, warmup: see `constant`. milestones: steps from 0, ascending.
+    """
     rising = all(a < b for a, b in pairwise(milestones))
     require(rising and all(warmup < m < steps for m in milestones), f"milestones in {warmup + 1} ... {steps - 1}, "
             "ascending", list(milestones))  # fmt: skip
@@ -333,7 +360,10 @@ def step_decay(steps: int, milestones: Sequence[int], gamma: float = 0.1, warmup
 
 @_TAKING
 def one_cycle(steps: int, warmup: int, start: float = 1 / 25, final: float = 1 / 25e4) -> Factors:
-    """Rises along half a cosine from `start` to 1 in step `warmup`, then falls along one to `final` (`OneCycleLR`)."""
+    """Rises along half a cosine from `start` to 1 in step `warmup`, then falls along one to `final` (`OneCycleLR`).
+
+    steps, warmup: see `constant`.
+    """
     _check(steps, warmup)
     rise = _half_cosine(start, 1.0, warmup + 1)[:-1] if warmup else []
     return (*rise, *_half_cosine(1.0, final, steps - warmup))

@@ -5,13 +5,11 @@ operations, however they are computed, and a value lives from the instruction th
 it, in the program's order.
 """
 
-import os
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 
+from tiebreak.engine.system import memory_bytes
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import DType, Instruction, Opcode, SourceKind
 from tiebreak.protocol.program.program import Program
@@ -83,22 +81,14 @@ def _flops(i: Instruction) -> int:
     return 0
 
 
-def memory_here() -> int:
-    """The memory of this machine in bytes, or what its container may use."""
-    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with suppress(OSError, ValueError):  # no such file, or "max"
-        found = min(found, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return found
-
-
 def require_memory(program: Program, available: int | None = None) -> None:
     """Raises `ConfigurationError`, with the largest value and its module, if a step needs more memory than there is.
 
-    available: in bytes [default: `memory_here`]. A step needs the state before and after it, its live values, and
-    while a sum or maximum is computed, about its operands once more in FP64. Data can stay on the disk.
+    available: in bytes [default: of this machine or its container]. A step needs the state before and after it, its
+    live values, and while a sum or maximum is computed, about its operands once more in FP64. Data can stay on disk.
     """
     if available is None:
-        available = memory_here()
+        available = memory_bytes()
     live, index = _peak(program)
     scratch = max(
         (8 * sum(program.body[a.value].numel for a in i.operands) for i in program.body if i.is_reduction), default=0

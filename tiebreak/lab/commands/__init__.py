@@ -17,5 +17,5 @@ COMMANDS: Final = CommandSet(
             "worst": "Measure how much longer hostile data take than ordinary data.",
         },
     },
-    needs={"demo": "demo", "simulate": "sim", "up": "node"},
+    needs={"demo": "demo", "simulate": "sim,train", "up": "node,train", "worst": "train"},
 )

@@ -9,8 +9,8 @@ from typing import Final
 
 import click
 
-from tiebreak import api
 from tiebreak.cli.options import number, output_option
+from tiebreak.engine.system import usable_cores
 from tiebreak.lab.sim.games.line import MAX_GAME, MAX_SEED
 from tiebreak.lab.sim.games.mixes import ALL, HONEST, PAIRS, SINGLES
 from tiebreak.lab.sim.games.runner import Json
@@ -73,7 +73,7 @@ def simulate(
             raise PromiseBroken(f"the game {replay!r} broke a promise: {'; '.join(violations)}")
     else:
         series = playing.deal(seed, mix, games, rough=rough)
-        run(series, output, api.environment.usable_cores() if processes is None else processes, resume=resume)
+        run(series, output, usable_cores() if processes is None else processes, resume=resume)
 
 
 def run(series: Series, folder: Path, processes: int, *, resume: bool) -> None:

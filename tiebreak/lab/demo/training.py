@@ -18,10 +18,10 @@ from tiebreak.api.training.tasks import capture
 from tiebreak.api.training.trainer import evaluate_state
 from tiebreak.engine.capture.captured import Captured
 from tiebreak.engine.capture.task import Task
-from tiebreak.engine.run.audit import compare
 from tiebreak.engine.run.commit import Commit
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.segments import compare
 from tiebreak.engine.run.train import Worker
 from tiebreak.lab.demo import plain
 from tiebreak.lab.demo.report import short

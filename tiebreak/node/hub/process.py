@@ -1,11 +1,9 @@
 """Runs a hub from its folder: its configuration, the chain that it follows for the pages, and the server."""
 
 import gc
-import resource
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -15,6 +13,7 @@ import filelock
 import uvicorn
 from starlette.applications import Starlette
 
+from tiebreak.engine import system
 from tiebreak.node.board_source import ChainSource
 from tiebreak.node.hub.app import make_app
 from tiebreak.node.hub.blobs import Blobs
@@ -137,10 +136,7 @@ def run_hub(
     context = PageContext(domain=domain, blob=blob, now=now, board_source=board_source, chain=chain_name)
     hub_settings = HubSettings(folder=folder, domain=domain, key=key, database=settings["database"], limits=limits)
     app = make_app(hub_settings, pages=lambda store: pages(store, context))
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = FILES_EACH * limits.connections
-    with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, wanted) if hard >= 0 else wanted), hard))
+    system.allow_files(FILES_EACH * limits.connections)
     say(f"hub 0x{key.address.hex()} at http://{settings['host']}:{settings['port']}")
     serve(folder, configure(app, host=settings["host"], port=settings["port"], limits=limits, proxies=proxies))
 
@@ -161,7 +157,7 @@ def configure(
     app: Starlette, *, host: str, port: int, limits: HubLimits, proxies: Sequence[Network] = ()
 ) -> uvicorn.Config:
     """The server of a hub, with as many connections as its limits and the open files of this process allow."""
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    files = system.allowed_files()
     most = limits.connections if files < 0 else min(limits.connections, max(1, files // FILES_EACH))
     counted = OpenConnections(most, limits.connections_per_address)
     connection = partial(Connection, open_connections=counted, proxies=proxies)

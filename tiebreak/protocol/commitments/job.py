@@ -40,7 +40,6 @@ MAX_DESCENT_LEVELS: Final = 5
 MAX_SEATS: Final = 16
 MAX_JOB_BYTES: Final = 2048
 FILE_VERSION: Final = 1
-_VERSION: Final = Uint(8, FILE_VERSION, FILE_VERSION)
 
 Account = Annotated[Address, Raw(ADDRESS_BYTES)]
 MAX_ENTRIES: Final = 1 << 20
@@ -259,8 +258,7 @@ class SignedJob:
     @classmethod
     def decode(cls, data: bytes) -> "SignedJob":
         """Read a job file. The signatures are not checked yet. Raises `VerificationError`."""
-        top = Fields("job file", unpack(data, MAX_JOB_BYTES), 6)
-        top.take(_VERSION)
+        top = Fields.versioned("job file", unpack(data, MAX_JOB_BYTES), 6, FILE_VERSION)
         domain = Domain(chain_id=top.take(Uint(256)), contract=top.take(Raw(ADDRESS_BYTES)))
         job = Job.unpack(*top.next())
         client, (name, trainer) = top.take(Raw(keys.SIGNATURE_BYTES)), top.next()
@@ -317,8 +315,7 @@ class _Signed:
     @classmethod
     def decode(cls, data: bytes) -> Self:
         """Read a file. The signature is not checked yet. Raises `VerificationError`."""
-        top = Fields(f"{cls._TYPE.lower()} file", unpack(data, MAX_JOB_BYTES), 5)
-        top.take(_VERSION)
+        top = Fields.versioned(f"{cls._TYPE.lower()} file", unpack(data, MAX_JOB_BYTES), 5, FILE_VERSION)
         head = Head.unpack("head", [top.next()[1] for _ in range(3)])
         return cls(head=head, signature=top.take(Raw(keys.SIGNATURE_BYTES)))
 

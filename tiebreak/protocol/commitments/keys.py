@@ -44,7 +44,11 @@ def _address(key: coincurve.PublicKey) -> Address:
 
 
 class PrivateKey:
-    """A signing key. Its `repr` shows only the address, so the key is never printed."""
+    """A signing key (secp256k1). Its `repr` shows only the address, so the key is never printed.
+
+    key: the scalar, as `coincurve` holds it; `tiebreak.new_key`, `generate`, `from_int` and `from_pem` make it.
+    `address` is the Ethereum address, 20 bytes.
+    """
 
     __slots__ = ("_key", "address")
 

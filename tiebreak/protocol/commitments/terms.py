@@ -33,13 +33,18 @@ def pool_bond(least: int) -> int:
 class Terms:
     """The negotiated fields of a job. Amounts are in wei, times in seconds.
 
+    reward: paid by the client for a right run. trainer_stake, challenger_stake: what each side of a game loses if it is
+    wrong.
     challenge_window: the time after the last head in which a challenge may start. clock: total time that each side has
     in one game, and for which a proof waits after its seal. replay_time: extra time for a move that needs re-execution
     (a segment, a step, a long sum), at most three per side. talk_time: how long the sides of a game may talk before
     clocks run. audit_time: how long each segment of a posted head can be audited, one after the other. deadline: how
-    long after acceptance the final head must be posted. seats: receipts of audits that the client pays for, each with
-    seat_fee; the auditor of a seat puts up seat_bond. descent_levels: levels of a tree that one move reveals, from 1 (a
-    binary game, as in Truebit) to 5.
+    long after acceptance the final head must be posted. seats: receipts of audits that the client pays for.
+    seat_fee: paid for each receipt. seat_bond: put up by the auditor of a seat; a power of two, or 0.
+    descent_levels: levels of a tree that one move reveals, from 1 (a binary game, as in Truebit) to 5. nonce: makes two
+    jobs over the same roots different; with seats, it commits to a secret of the client, and is made.
+
+    Raises `ConfigurationError` for a negative number. What else a job needs is checked when it is agreed.
     """
 
     reward: int = 10**18

@@ -24,12 +24,12 @@ from typing import Annotated, Final, cast
 
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.eip712 import Address, Domain, TypedData
-from tiebreak.protocol.errors import EncodingError, IllegalMove, VerificationError
+from tiebreak.protocol.errors import IllegalMove, VerificationError
 from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.moves import AnyMove, Concede, Move, Phase, Side, kind_name
 from tiebreak.protocol.game.snapshot import Fork, SignedStanding, Snapshot, Standing
 from tiebreak.protocol.game.state import GameState
-from tiebreak.protocol.packing import U64, Data, Fields, Packed, Raw, Record, Root, Uint, pack, unpack
+from tiebreak.protocol.packing import U64, Data, Fields, Packed, Raw, Record, Root, pack, unpack
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 
 VERSION: Final = 1
@@ -55,9 +55,7 @@ class Message(Record):
     @classmethod
     def decode(cls, data: bytes) -> "Message":
         """Decode what `encode` wrote. Raises `EncodingError` for any other encoding."""
-        f = Fields("message", unpack(data, MAX_MESSAGE_BYTES), 7)
-        if (version := f.take(Uint(64))) != VERSION:
-            raise EncodingError(f"message version: expected {VERSION}, got {version}")
+        f = Fields.versioned("message", unpack(data, MAX_MESSAGE_BYTES), 7, VERSION)
         *place, kind, body = (f.next()[1] for _ in range(6))
         return cls.unpack("message", [*place, (kind, body)])
 

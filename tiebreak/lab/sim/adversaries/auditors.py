@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.logged.committed import CommittedLogs
-from tiebreak.engine.run.audit import draw_segments
 from tiebreak.engine.run.commit import make_record
 from tiebreak.engine.run.logs import NO_LOGS, Logs
 from tiebreak.engine.run.loop import steps
+from tiebreak.engine.run.segments import draw_segments
 from tiebreak.lab.sim.adversaries.base import Catch, Role, between, row, with_a_cheat
 from tiebreak.lab.sim.world.agents import AuditorAgent, Process
 from tiebreak.lab.sim.world.game import FUNDS, Cast, CastMember, Factory

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from tiebreak.engine.capture.captured import Captured, Terms, draft_job, sign_job
 from tiebreak.engine.logged.files import LogFiles
-from tiebreak.engine.run.audit import compare
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.segments import compare
 from tiebreak.engine.run.train import Worker
 from tiebreak.lab.sim.adversaries.tampering import Cheat, ForgedEvidence, Tampered
 from tiebreak.protocol.chain import Call, EmbeddedChain, GameRecord, Outcome
