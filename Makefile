@@ -31,6 +31,9 @@ help: ## Show the targets
 $(STAMP):
 	@test -n "$(PYTHON)" || { echo "expected Python 3.11 or later on PATH, found none; set PYTHON=/path/to/python" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	# torch's build for processors alone, where pip knows a place that has it; else, below, that of the index.
+	$(PYTHON) scripts/constraints.py --torch > $(VENV)/torch.txt
+	$(PIP_INSTALL) --require-hashes --no-deps -r $(VENV)/torch.txt 2> /dev/null || echo "no torch for processors alone"
 	$(PIP_INSTALL) --require-hashes --no-deps -r constraints.txt
 	# Nothing is left to install, but the libraries of a build of torch for CUDA, which torch names by their versions.
 	$(PIP_INSTALL) --no-index --no-build-isolation -e '.[dev]' 2> /dev/null || $(PIP_INSTALL) --no-build-isolation -e '.[dev]'
