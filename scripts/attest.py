@@ -17,7 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-from tiebreak.api.certification.issuance import SLSA, signed_for_others
+from tiebreak.api.signing.attesting import SLSA, signed_for_others
 from tiebreak.api.signing.keys import load_key
 from tiebreak.engine.data.disk import read_file, write_file
 from tiebreak.protocol.commitments import statement

@@ -1,7 +1,8 @@
 """Writes the hashes of constraints.txt and .github/tools.txt (`make constraints`): those of every file on the index.
 
 To change a version, or to add a package, write `name==version` there without hashes, and run this. Where pip installs
-a part, it takes no constraints with hashes: `python scripts/constraints.py --pins` prints the versions alone.
+a part, it takes no constraints with hashes: `python scripts/constraints.py --pins` prints the versions alone;
+`--torch` prints the requirement of torch's builds for processors alone.
 """
 
 import os
@@ -16,13 +17,14 @@ FILE: Final = ROOT / "constraints.txt"
 TOOLS: Final = ROOT / ".github" / "tools.txt"
 HEADER: Final = """\
 # Every Python package of a working tree, exactly, with the SHA-256 of each file that may be installed: `make setup`
-# takes no other. Change it together with pyproject.toml; `make constraints` writes the hashes. Of torch there are the
-# index's files, which need CUDA's libraries on Linux, and those of its builds for processors alone.
+# takes no other. Change it together with pyproject.toml; `make constraints` writes the hashes. Those of torch are the
+# index's, which needs CUDA's libraries on Linux; scripts/constraints.py has those of its builds for processors alone.
 """
 TOOLS_HEADER: Final = """\
 # What checks workflows and Dockerfiles and writes the bill of materials, with all that it needs, in an environment of
 # its own. `make constraints` writes the hashes.
 """
+TORCH_PIN: Final = "torch==2.13.0"
 TORCH: Final = {
     "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b": "2.13.0+cpu-cp311-manylinux_2_28_x86_64",
     "84453b69508ec79902f899c5ed9495acb9e2bbe9fda5f1d5d6f19e3c3842e1a7": "2.13.0+cpu-cp311-manylinux_2_28_aarch64",
@@ -34,7 +36,8 @@ TORCH: Final = {
     "0b8f7d0423027ae8b90c7977c627f3379f325363a08224dffad9b4b2d684a83d": "2.13.0+cpu-cp313-manylinux_2_28_aarch64",
     "a17ff48608634db245e17e8bb00a9558554a49aeb1e4f5fe6cd039af2a10515b": "2.13.0+cpu-cp313-win_amd64",
 }
-"""torch's builds for processors alone, which are on an index of PyTorch's own."""
+"""torch's builds for processors alone, which are on an index of PyTorch's own. They are no part of the file: of two
+files of one version pip prefers the one whose hash an index states, which is never one in a folder."""
 
 
 def pins(text: str) -> list[str]:
@@ -56,10 +59,11 @@ def main() -> None:
     if sys.argv[1:] == ["--pins"]:
         print("\n".join(pins(FILE.read_text())))
         return
-    made = hashes(pins(FILE.read_text()))
-    more = "".join(f"    --hash=sha256:{digest} \\\n" for digest in TORCH)
-    made = re.sub(r"^torch==\S+ \\\n", lambda found: found[0] + more, made, flags=re.MULTILINE)
-    FILE.write_text(HEADER + made)
+    of_torch = " \\\n".join([TORCH_PIN, *(f"    --hash=sha256:{digest}" for digest in TORCH)])
+    if sys.argv[1:] == ["--torch"]:
+        print(of_torch)
+        return
+    FILE.write_text(HEADER + hashes(pins(FILE.read_text())))
     TOOLS.write_text(TOOLS_HEADER + hashes(pins(TOOLS.read_text())))
     print(FILE.read_text().count("--hash"), "hashes")
 

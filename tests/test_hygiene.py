@@ -252,6 +252,7 @@ def test_constraints_file_pins_exact_versions_and_files() -> None:
     text = (ROOT / "constraints.txt").read_text()
     pins = constraints.pins(text)
     assert len(pins) > 30
+    assert constraints.TORCH_PIN in pins
     entry = r"[a-z0-9.-]+==[0-9][A-Za-z0-9.]*(?: ; [^\\\n]+)?(?: \\\n    --hash=sha256:[0-9a-f]{64})+"
     assert re.sub(r"#[^\n]*", "", re.sub(entry, "", text)).strip() == ""
     names = [pin.split("==")[0] for pin in pins]

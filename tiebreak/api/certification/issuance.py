@@ -26,7 +26,7 @@ from tiebreak.api.certification import certificates
 from tiebreak.api.certification.certificates import SignedCertificate, read_certificate
 from tiebreak.api.certification.folders import PROSE, Found, digests, listed
 from tiebreak.api.machine import environment
-from tiebreak.api.signing.attesting import public_pem, signed_for_others
+from tiebreak.api.signing.attesting import SLSA, public_pem, signed_for_others
 from tiebreak.api.training.reading import CHECKS, check_of
 from tiebreak.api.training.runs import names_of
 from tiebreak.api.training.tasks import PEFT
@@ -195,7 +195,6 @@ It does not show that the run was computed as agreed: its signers say so, and an
 """
 
 
-SLSA: Final = "https://slsa.dev/provenance/v1"
 BUILD_TYPE: Final = "urn:tiebreak:job:1"
 MODEL_SIGNING: Final = "https://model_signing/signature/v1.0"
 BUNDLE: Final = "application/vnd.dev.sigstore.bundle.v0.3+json"

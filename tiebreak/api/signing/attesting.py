@@ -11,6 +11,8 @@ from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.seats import salt_of
 from tiebreak.protocol.tags import Digest
 
+SLSA: Final = "https://slsa.dev/provenance/v1"
+"""The type of predicates that say how something was built."""
 _PURPOSE: Final = Digest(sha256(b"tiebreak: the P-256 key for certificates, 1").digest())
 _P256_ORDER: Final = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 
