@@ -5,11 +5,11 @@ and a replay shows it without such a machine. The program is the user's own; the
 prints about it, come from a stranger.
 """
 
-import os
 import shlex
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Thread
 from typing import Final
@@ -46,8 +46,9 @@ def ask(certificate: Certificate, command: str) -> VerifierOutput | None:
         try:
             words = [*shlex.split(command), attestation.kind, certificate.head.head.run_root.hex()]
             process = subprocess.Popen(
-                words, stdin=evidence, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-            )
+                words, stdin=evidence, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0,
+                start_new_session=True,
+            )  # fmt: skip
         except (OSError, ValueError) as error:
             raise ConfigurationError(
                 f"expected a command that verifies attestations, got {command!r}: {error}"
@@ -63,11 +64,12 @@ def ask(certificate: Certificate, command: str) -> VerifierOutput | None:
 def _said(process: subprocess.Popen[bytes], until: float) -> tuple[bytes, bool]:
     """The output of a process, and whether it ended by itself. Nothing of its session is left."""
     assert process.stdout is not None
-    data, output = bytearray(), process.stdout.fileno()
+    data, output = bytearray(), process.stdout
 
     def read() -> None:
-        while len(data) <= MAX_SAID_BYTES and (block := os.read(output, 4096)):
-            data.extend(block)
+        with suppress(ValueError):  # it was closed, while something that left the session still held it open
+            while len(data) <= MAX_SAID_BYTES and (block := output.read(4096)):
+                data.extend(block)
 
     reader = Thread(target=read, daemon=True)
     reader.start()

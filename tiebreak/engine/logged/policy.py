@@ -158,13 +158,13 @@ class LoggedPolicy:
             raise EncodingError(f"{name}: {error}") from error
 
     @classmethod
-    def load(cls, path: Path) -> "LoggedPolicy":
+    def load(cls, path: str | Path) -> "LoggedPolicy":
         """Reads a policy file. Raises `EncodingError` for one that is missing, malformed or not a plain file."""
-        return cls.decode(read_file(path, MAX_BYTES), str(path))
+        return cls.decode(read_file(Path(path), MAX_BYTES), str(path))
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Writes the whole policy file or nothing. Raises `StorageError`."""
-        write_file(path, self.encode())
+        write_file(Path(path), self.encode())
 
     def _as_json(self) -> dict[str, Any]:
         evidence = None
