@@ -3,7 +3,7 @@
     python -m scripts.attest write dist --key release.pem      writes dist/tiebreak.intoto.json
     python -m scripts.attest check FILE... --attestation tiebreak.intoto.json --signer 0x...
 
-It is an in-toto statement in a DSSE envelope with two signatures, as `tiebreak certify --provenance` makes them: one by
+It is an in-toto statement in a DSSE envelope with two signatures, as `tiebreak certify --for slsa` makes them: one by
 the key, and one by the P-256 key that follows from it, for cosign. `check` builds the statement again from what it says
 and from the files, and compares every byte.
 """

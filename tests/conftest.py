@@ -45,6 +45,7 @@ EXPECTED_SKIPS = tuple(
         r"needs anvil",
         r"needs PostgreSQL",
         r"needs Triton, of the extra gpu",
+        r"needs the vectors of Computation Receipts",
     )
 )
 """Reasons, whole, with which a test may be skipped. Add one only for what a machine may honestly lack."""

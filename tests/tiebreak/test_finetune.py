@@ -139,7 +139,7 @@ def test_finetune_applies_its_settings_and_the_card_loads_the_adapter(
     assert "not certified" in (here / "merged" / "README.md").read_text()
     assert found["merged"].endswith("(not certified)")
     card = (here / "out" / "adapter" / "README.md").read_text()
-    assert all(f"- {line}\n" in card for line in found["data"])
+    assert all(f"- {finetuning._prose(line)}\n" in card for line in found["data"])
     assert f"- evaluation loss after step {run.steps}: {found['evaluation']:.4f}\n" in card
     (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     (here / "out" / "model").symlink_to(here / "model")
@@ -394,3 +394,7 @@ def test_invalid_finetuning_settings_are_refused(here: Path, command: Commands) 
         "finetune", "--config", here / "config.yaml", *few, *given, code=1
     )
     assert "Missing option '--model'" in command("finetune", *given, code=1)
+
+
+def test_names_of_others_are_data_in_a_card() -> None:
+    assert finetuning._prose("]]><script>\n# `a`") == r"\]\]\>\<script\> \# \`a\`"

@@ -10,7 +10,7 @@ from tiebreak import api
 from tiebreak.api.machine import Machine
 from tiebreak.cli import options as opt
 from tiebreak.cli.key import load_key
-from tiebreak.engine.data.disk import read_file, write_file
+from tiebreak.engine.data.disk import read_file
 from tiebreak.engine.run.segments import chances
 from tiebreak.protocol.commitments.certificate import MAX_EVIDENCE_BYTES, Attestation
 from tiebreak.protocol.commitments.eip712 import Address
@@ -24,8 +24,11 @@ MOST = (1 << 63) - 1
 _FILES = "a .safetensors file, or a folder as `save_pretrained` writes it, of a PEFT adapter too"
 
 
-def _written(option: str, what: str) -> opt.AnyDecorator:
-    return click.option(option, type=opt.NEW_FILE, help=f"Also write {what}.")
+def _formats(_: click.Context, __: click.Parameter, value: str | None) -> list[str]:
+    names = value.split(",") if value else []
+    if wrong := [name for name in names if name not in api.formats.FORMATS]:
+        raise ConfigurationError(f"expected formats among {', '.join(api.formats.FORMATS)}, got {wrong[0]!r}")
+    return names
 
 
 @click.command()
@@ -37,13 +40,13 @@ def _written(option: str, what: str) -> opt.AnyDecorator:
 @opt.from_block_option("With --rpc: the first block in which the job may have been settled.")
 @click.option("--attestation", type=(str, opt.FILE), metavar="TYPE FILE", help="Put a hardware attestation, FILE, into "
               "a new certificate. It is not checked here; the nonce that it signs has to be the run root.")  # fmt: skip
-@_written("--provenance", "SLSA provenance, by the trainer's P-256 key")
-@_written("--model-signature", "an OpenSSF model signature, by the signer's P-256 key")
-@click.option("--card", is_flag=True, help="Print a section of Markdown for a model card instead.")
+@click.option("--for", "formats", callback=_formats, metavar="NAME,...", help="Also write the certificate for other "
+              "tools, in a folder of weights, else beside the certificate: hub (README.md, a model card), slsa, "
+              "model-signing, receipt. slsa needs the trainer's --key, model-signing a signer's.")  # fmt: skip
 @opt.json_option
 def certify(
-    run: Path, weights: Path, key: Path | None, output: Path, rpc: str | None, from_block: int, card: bool,
-    attestation: tuple[str, Path] | None, provenance: Path | None, model_signature: Path | None, as_json: bool,
+    run: Path, weights: Path, key: Path | None, output: Path, rpc: str | None, from_block: int, as_json: bool,
+    attestation: tuple[str, Path] | None, formats: list[str],
 ) -> None:  # fmt: skip
     """Certify that weights are what RUN ended with.
 
@@ -63,18 +66,11 @@ def certify(
     if attestation is not None:
         evidence = Attestation(kind=attestation[0], evidence=read_file(attestation[1], MAX_EVIDENCE_BYTES))
     owner = None if key is None else load_key(key)
-    if owner is None and (provenance or model_signature):
-        raise ConfigurationError("expected the key of whoever signs provenance or model, got none")
-    signed, found = api.issuance.certify(opened, weights, output, owner, ending, evidence)
-    if owner is not None and provenance is not None:
-        write_file(provenance, api.issuance.provenance(signed.certificate, owner))
-    if owner is not None and model_signature is not None:
-        made = api.issuance.model_signature(signed.certificate, weights.resolve().stem, owner)
-        write_file(model_signature, made)
-    if card:
-        click.echo(api.issuance.card(signed, found, output.name), nl=False)
-        return
-    opt.tell({"certificate": str(output), **_document(signed, found)}, as_json=as_json)
+    files = {api.formats.FORMATS[name].file for name in formats}
+    signed, found = api.issuance.certify(opened, weights, output, owner, ending, evidence, files)
+    source = api.formats.FormatSource(signed=signed, certificate=output.name, key=owner)
+    written = list(map(str, api.formats.write(formats, source, weights, output)))
+    opt.tell({"certificate": str(output), "formats": written, **_document(signed, found)}, as_json=as_json)
 
 
 @click.command()
@@ -101,8 +97,9 @@ def verify(
     network the command checks the signatures of client and trainer under the job, the trainer's under the head, and all
     under the certificate; that each tensor in MODEL is one of the final state that the head commits to, all that the
     certificate is for and no others; and the SHA-256 of the files. From a folder transformers or PEFT must load these
-    very files: weights in other formats, code, and names that they do not take are refused. With --rpc it also asks a
-    node whether the job was settled with this head.
+    very files: weights in other formats, code, and names that they do not take are refused. Files that `certify --for`
+    wrote, beside MODEL or CERTIFICATE, must say the same. With --rpc it also asks a node whether the job was settled
+    with this head.
     You say who must have signed: addresses of parties that you trust.
 
     It says what that proves, and what it does not. Exit codes: 0 it holds, 2 it does not, 1 not possible as asked. What
@@ -118,6 +115,7 @@ def verify(
         proves.append(f"{len(found.same)} other files of {model} have the SHA-256 that was signed for.")
     if base is not None:
         proves.append(f"{base} is the base that these adapters were trained on: that state has its frozen tensors too.")
+    proves += api.formats.check(signed, model, certificate)
     open_ = signed.leaves_open(found, chain_asked=rpc is not None, base_given=base is not None)
     if rpc is not None:
         api.endings.check_ending(api.boards.board_of(rpc, signed.certificate), signed.certificate)

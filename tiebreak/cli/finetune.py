@@ -102,9 +102,10 @@ def finetune(
         )  # fmt: skip
     api.finetuning.save(settings, model, adapter)
     certificate = adapter / "certificate.json"
-    signed, found = api.issuance.certify(api.reading.open_directory(folder), adapter, certificate, signer)
-    card = api.finetuning.model_card(prepared, run, data) + api.issuance.card(signed, found, certificate.name)
-    write_file(adapter / "README.md", card.encode())
+    signed, _ = api.issuance.certify(api.reading.open_directory(folder), adapter, certificate, signer)
+    text = api.finetuning.description(prepared, run, data)
+    source = api.formats.FormatSource(signed=signed, certificate=certificate.name, text=text)
+    api.formats.write(["hub"], source, adapter, certificate)
     if merge is not None:
         api.finetuning.save(settings, model.merge_and_unload(), merge)
         write_file(merge / "README.md", MERGED.encode())

@@ -48,6 +48,7 @@ class SignedCertificate:
 
     certificate: Certificate
     signers: list[Address]
+    envelope: Envelope
 
     @classmethod
     def read(cls, data: bytes) -> Self:
@@ -55,7 +56,7 @@ class SignedCertificate:
         envelope = Envelope.decode(data)
         certificate = Certificate.decode(envelope.payload)
         certificate.verify()
-        return cls(certificate=certificate, signers=certificate.signers(envelope))
+        return cls(certificate=certificate, signers=certificate.signers(envelope), envelope=envelope)
 
     def role(self, signer: Address) -> str:
         """The role of a signer in the job; one who is no party of it is called an auditor."""
@@ -98,6 +99,8 @@ class SignedCertificate:
                 f"What the attestation in it, of type {certificate.attestation.kind}, says of a machine: nothing here "
                 "reads it (--attestation-verifier), and no machine's word makes a result right."
             )
+        if certificate.job.is_logged:
+            said.append("Unverifiable: how sums within the job's tolerance were rounded, which the trainer's log says.")
         if certificate.adapter is not None:
             ends = certificate.weights.suffixes.items()
             said.append(

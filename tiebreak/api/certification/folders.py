@@ -29,6 +29,9 @@ ADAPTER: Final = "adapter_config.json"
 """The file that makes transformers load another model, which it names, and the adapter in its folder."""
 ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
 """The name of the tensors in the folder of an adapter, as PEFT's `save_pretrained` writes it."""
+SLSA, MODEL_SIGNATURE, RECEIPT = "tiebreak.slsa.json", "tiebreak.model.sig", "tiebreak.receipt.json"
+FORMATS: Final = {SLSA, MODEL_SIGNATURE, RECEIPT}
+"""Files made from a certificate (`formats`), which therefore cannot be among its files."""
 TRAINING_ARGUMENTS: Final = "training_args.bin"
 """The file in which a `Trainer` leaves its arguments when it saves weights; `from_pretrained` never opens it."""
 HARMLESS: Final = {"", ".json", ".txt", ".md", ".jinja", ".model", ".sig"}
@@ -100,7 +103,8 @@ class Found:
         known = self.same | self.different
         kept = {name.split("/")[0] for name in known}
         return tuple(dict.fromkeys(
-            name if (top := name.split("/")[0]) in kept else top for name in self.others if name not in known
+            name if (top := name.split("/")[0]) in kept else top
+            for name in self.others if name not in known | FORMATS
         ))  # fmt: skip
 
     def leaves_open(self) -> list[str]:
@@ -177,7 +181,7 @@ def doubtful(folder: Path, found: Found, *, is_listed: bool) -> list[str]:
             named.add(name.split("/")[0])
         elif misleads or (suffix not in HARMLESS and name != TRAINING_ARGUMENTS):
             named.add(name)
-        elif is_listed and name not in found.same | found.different and suffix not in PROSE:
+        elif is_listed and name not in found.same | found.different | FORMATS and suffix not in PROSE:
             changed.add(f"{name}, which nobody signed for")
         if (not place or name in found.same) and suffix == ".json" and last not in TABLES:
             settings.append(name)

@@ -7,26 +7,18 @@ holds, and is for the same job, head and weights; (5) only then does the key sig
 
 In addition to the party's own signature, which counts, there is one by a P-256 key that follows from it, since cosign
 and in-toto's libraries read no key on secp256k1.
-
-`provenance` and `model_signature` say the same in two other formats, for tools that know those and not it. SLSA
-provenance (v1): the job is the build definition, with the job file as its external parameters; program, data and first
-state are its dependencies, the trainer is the builder. OpenSSF model signing (v1.0): the files of the weights with
-their SHA-256, in a Sigstore bundle, for `model_signing verify key`. Each is signed by a party's P-256 key. Both say
-less than the certificate, and prove less: docs/certificates.md.
 """
 
-import json
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tiebreak.api.certification import certificates
 from tiebreak.api.certification.certificates import SignedCertificate, read_certificate
-from tiebreak.api.certification.folders import PROSE, Found, digests, listed
+from tiebreak.api.certification.folders import FORMATS, PROSE, Found, digests, listed
 from tiebreak.api.machine import environment
-from tiebreak.api.signing.attesting import SLSA, public_pem, signed_for_others
+from tiebreak.api.signing.attesting import signed_for_others
 from tiebreak.api.training.reading import CHECKS, check_of
 from tiebreak.api.training.runs import names_of
 from tiebreak.api.training.tasks import PEFT
@@ -40,7 +32,7 @@ from tiebreak.protocol.commitments.dsse import MAX_ENVELOPE_BYTES, Envelope
 from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.records import run_tree, state_tree
-from tiebreak.protocol.commitments.statement import STATEMENT_TYPE, payload_of, sign
+from tiebreak.protocol.commitments.statement import sign
 from tiebreak.protocol.errors import ConfigurationError, StateError, VerificationError
 from tiebreak.protocol.program.isa import SourceKind
 from tiebreak.protocol.tags import Digest
@@ -59,16 +51,18 @@ Ending = tuple[Logged, tuple[Seat, ...]]
 
 def certify(
     run: RunDirectory, model: Path, output: Path, key: PrivateKey | None, ending: Ending | None = None,
-    attestation: Attestation | None = None,
+    attestation: Attestation | None = None, besides: Collection[str] = (),
 ) -> tuple[SignedCertificate, Found]:  # fmt: skip
     """Makes a certificate for the weights of a run, or adds a signature to the one that is there.
 
     key: the signer's; None: only read the existing certificate. attestation: goes into a certificate that is made,
-    unread; its nonce should be the run root. Raises `StateError` for a run that is not complete, `VerificationError` if
+    unread; its nonce should be the run root. besides: names of files that the certificate does not name, as they will
+    be made from it. Raises `StateError` for a run that is not complete, `VerificationError` if
     weights or certificate are not the run's.
     """
     there = read_certificate(output).certificate if output.exists() else None
     found = certificates.read_weights(model, besides=output)
+    found = replace(found, others=tuple(name for name in found.others if name not in FORMATS.union(besides)))
     made = _certificate(run, model, found, None if there is None else there.head, ending)
     if there is None and key is None:
         raise ConfigurationError(f"expected the key of whoever signs, or a certificate at {output}, got neither")
@@ -164,87 +158,3 @@ def base_names(names: Mapping[str, str]) -> dict[str, str]:
         ".".join(word for word in key.removeprefix(PEFT).split(".") if word not in _WRAPPERS): entry
         for key, entry in names.items()
     }
-
-
-def card(signed: SignedCertificate, found: Found, certificate: str) -> str:
-    """A section of Markdown for a model card. certificate: the name of the file next to the weights."""
-    job, adapter = signed.certificate.job, signed.certificate.adapter
-    model = next(iter(found.files)) if len(found.files) == 1 and found.configuration is None else "."
-    base, given = ("", "") if adapter is None else (f"\n| Base | `{adapter.root.hex()}` |", " --base BASE")
-    signers = "\n".join(f"| Signed by {signed.role(signer)} | `0x{signer.hex()}` |" for signer in signed.signers)
-    required = "".join(f" --require 0x{signer.hex()}" for signer in signed.signers)
-    return f"""## Certificate
-
-These weights are what {job.steps:,} steps of a fixed program make of fixed data, from a fixed first state.
-Every result is defined to the last bit, so anybody who trains again gets the same bytes.
-[{certificate}]({certificate}) says which, and `tiebreak verify` checks every tensor against it.
-
-| | |
-| --- | --- |
-| Certificate | `{signed.certificate.payload.digest.hex()}` |
-| Job | `{job.id.hex()}` |
-| Program | `{job.program_root.hex()}` |
-| Data | `{job.data_root.hex()}` |
-| First state | `{job.initial_state_root.hex()}` |{base}
-| Final state | `{signed.certificate.record.state_root.hex()}` |
-{signers}
-
-    tiebreak verify {model} {certificate}{given}{required}
-
-It does not show that the run was computed as agreed: its signers say so, and an audit finds out.
-"""
-
-
-BUILD_TYPE: Final = "urn:tiebreak:job:1"
-MODEL_SIGNING: Final = "https://model_signing/signature/v1.0"
-BUNDLE: Final = "application/vnd.dev.sigstore.bundle.v0.3+json"
-ROOT: Final = "tiebreakRoot"
-"""The name of a digest that is the root of a tree (docs/SPEC.md), not the hash of a file."""
-
-
-def provenance(certificate: Certificate, key: PrivateKey) -> bytes:
-    """SLSA provenance, in a DSSE envelope. Raises `ConfigurationError` if the key is not that of the trainer."""
-    if key.address != certificate.job.trainer:
-        raise ConfigurationError(
-            f"expected the key of the trainer, 0x{certificate.job.trainer.hex()}, who is the builder in SLSA "
-            f"provenance, got that of 0x{key.address.hex()}"
-        )
-    document = certificate.document()
-    job = document["predicate"]["job"]
-    predicate = {
-        "buildDefinition": {
-            "buildType": BUILD_TYPE,
-            "externalParameters": {"job": job},
-            "resolvedDependencies": [
-                {"name": name, "digest": {ROOT: job[name]}} for name in ("program", "data", "firstState")
-            ],
-        },
-        "runDetails": {
-            "builder": {"id": f"urn:tiebreak:trainer:{job['trainer']}"},
-            "metadata": {"invocationId": job["id"]},
-            "byproducts": [{"name": "run", "digest": {ROOT: certificate.head.head.run_root.hex()}}],
-        },
-    }
-    return _signed(document["subject"], SLSA, predicate, key).encode()
-
-
-def model_signature(certificate: Certificate, name: str, key: PrivateKey) -> bytes:
-    """An OpenSSF model signature over the files of the weights, in a Sigstore bundle. name: the model's."""
-    digests = {file: certificate.files[file] for file in sorted(certificate.files)}
-    predicate = {
-        "serialization": {"method": "files", "hash_type": "sha256", "allow_symlinks": False, "ignore_paths": []},
-        "resources": [{"name": n, "algorithm": "sha256", "digest": d.hex()} for n, d in digests.items()],
-    }
-    subject = {"name": name, "digest": {"sha256": sha256(b"".join(digests.values())).hexdigest()}}
-    hint = sha256(public_pem(key).encode()).hexdigest()
-    bundle = {
-        "mediaType": BUNDLE,
-        "verificationMaterial": {"publicKey": {"hint": hint}, "tlogEntries": []},
-        "dsseEnvelope": json.loads(_signed([subject], MODEL_SIGNING, predicate, key).encode()),
-    }
-    return json.dumps(bundle).encode() + b"\n"
-
-
-def _signed(subjects: list[Any], kind: str, predicate: dict[str, Any], key: PrivateKey) -> Envelope:
-    statement = {"_type": STATEMENT_TYPE, "subject": subjects, "predicateType": kind, "predicate": predicate}
-    return signed_for_others(Envelope(payload=payload_of(statement)), key)

@@ -3,12 +3,14 @@
 from hashlib import sha256, sha512
 from typing import Final
 
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from tiebreak.protocol.commitments.dsse import Envelope
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.seats import salt_of
+from tiebreak.protocol.errors import SignatureError
 from tiebreak.protocol.tags import Digest
 
 SLSA: Final = "https://slsa.dev/provenance/v1"
@@ -33,6 +35,23 @@ def attesting_key(key: PrivateKey) -> ec.EllipticCurvePrivateKey:
 def public_pem(key: PrivateKey) -> str:
     """The public half of `attesting_key`, as `cosign verify-blob-attestation --key` and in-toto's libraries take it."""
     return _public(attesting_key(key), serialization.Encoding.PEM).decode("ascii")
+
+
+def check_pem(envelope: Envelope, pem: str, certificate: Envelope) -> None:
+    """Checks the one signature under an envelope that is not under an address. Raises `SignatureError`.
+
+    It has to be by the key in this PEM, and the certificate has to have a signature under the id of that key.
+    """
+    try:
+        [(key_id, signature)] = [pair for pair in envelope.signatures if not pair[0].startswith("0x")]
+        key = serialization.load_pem_public_key(pem.encode())
+        der = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+        if not isinstance(key, ec.EllipticCurvePublicKey) or key_id != sha256(der).hexdigest():
+            raise ValueError("another key")
+        key.verify(signature, envelope.payload.pae, ec.ECDSA(hashes.SHA256()))
+        dict(certificate.signatures)[key_id]
+    except (ValueError, KeyError, UnsupportedAlgorithm, InvalidSignature) as error:
+        raise SignatureError("expected one signature by a P-256 key that signed the certificate, got none") from error
 
 
 def _public(key: ec.EllipticCurvePrivateKey, encoding: serialization.Encoding) -> bytes:

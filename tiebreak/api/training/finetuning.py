@@ -6,6 +6,7 @@ else what an answer adds to the rendering before it. Of prompt and completion, t
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+import yaml
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -85,26 +87,28 @@ def finetune(
     return run, model.eval(), found.lines
 
 
-def model_card(prepared: Prepared, run: Run, data: list[str]) -> str:
-    """The beginning of the adapter's model card, in Markdown. data: sentences on the data."""
+def description(prepared: Prepared, run: Run, data: list[str]) -> str:
+    """The adapter's model card without what is made from its certificate. data: sentences on the data."""
     settings, found = prepared.settings, prepared.remembered
     base, warmup = settings.model.resolve().name, "3% of the" if settings.warmup is None else settings.warmup
     measured = [f"{LOSS} after step {step}: {loss:.4f}" for step, loss in evaluations(run).items()]
-    last, lines = f"{run.losses[-1]:.4f}", "".join(f"- {line}\n" for line in [*data, *measured])
+    last, lines = f"{run.losses[-1]:.4f}", "".join(f"- {_prose(line)}\n" for line in [*data, *measured])
     return f"""---
-base_model: {base}
-library_name: peft
----
-# LoRA adapters of {base}
+{yaml.safe_dump({"base_model": base, "pipeline_tag": "text-generation"})}---
+# LoRA adapters of {_prose(base)}
 
-Rank {settings.lora}, alpha {found["alpha"]} and dropout {settings.dropout:g} on {settings.targets}, trained in
+Rank {settings.lora}, alpha {found["alpha"]} and dropout {settings.dropout:g} on {_prose(settings.targets)}, trained in
 {run.steps:,} steps of {settings.batch} x {settings.accumulation} windows of {settings.length:,} tokens of
-`{settings.data.name}` (SHA-256 `{found["data (SHA-256)"]}`) at a rate of {settings.rate:g}
+{_prose(settings.data.name)} (SHA-256 `{found["data (SHA-256)"]}`) at a rate of {settings.rate:g}
 ({settings.schedule}, after {warmup} steps of warm-up), with seed {settings.seed}. The last loss was {last}.
 
 {lines}
-{_EXAMPLE.replace("BASE", base)}
-"""
+{_EXAMPLE.replace('"BASE"', ascii(base))}"""
+
+
+def _prose(text: str) -> str:
+    """Text of others for a line of Markdown: its marks as they are, without line ends and control characters."""
+    return re.sub(r"([\\`*_\[\]<>&|#~])", r"\\\1", "".join(c if c.isprintable() else " " for c in text))
 
 
 _EXAMPLE: Final = """```python

@@ -23,7 +23,8 @@ PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
 STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
 WORDS: Final = "[ -~]{0,255}"
 """Printable ASCII, which may be shown on any terminal."""
-_FILE: Final = "[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
+FILE: Final = "[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
+"""A file name that stands in Markdown and on a command line as it is."""
 
 
 def document_of(subjects: Mapping[str, Digest], kind: str, predicate: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,7 +96,7 @@ def digests_in(of: JsonObject, name: str) -> tuple[Digest, ...]:
 def subject_in(item: object) -> tuple[str, Digest]:
     """The name and the SHA-256 of a subject."""
     one = JsonObject("subject", item)
-    return one.text("name", _FILE, "the name of a file"), digest_in(one.inner("digest"), "sha256")
+    return one.text("name", FILE, "the name of a file"), digest_in(one.inner("digest"), "sha256")
 
 
 def texts_in(of: JsonObject) -> dict[str, str]:
