@@ -87,8 +87,10 @@ def test_finetune_turns_conversations_into_a_certified_adapter(
     told = command(*found["verify"].split()[1:])
     assert f"{here / 'model'} is the base that these adapters were trained on" in told
     assert "not as they were signed for" not in told
+    assert "README.md (hub) is what this certificate makes of it" in told
     card = (adapter / "README.md").read_text()
-    named = [found["certificate"], "base_model: model\n", "SHA-256 `", "--base BASE --require 0x", run.job.id.hex()]
+    named = ['base_model_relation: "adapter"\nlibrary_name: "peft"\n---\n<!-- tiebreak']
+    named += [found["certificate"], "base_model: model\n", "SHA-256 `", "--base BASE --require 0x", run.job.id.hex()]
     assert [line for line in named if line not in card] == []
     base = LlamaForCausalLM.from_pretrained(here / "model", dtype="auto")
     loaded, ids = PeftModel.from_pretrained(base, adapter), torch.arange(4, 20)[None]
