@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-BUDGETS: Final = {"core": 43_800, "lab": 8_600, "benchmarks": 3_500, "tests": 50_250}
+BUDGETS: Final = {"core": 43_800, "lab": 8_600, "benchmarks": 3_500, "tests": 50_300}
 AREAS: Final = {"tiebreak/lab/": "lab", "tiebreak/": "core", "benchmarks/": "benchmarks", "tests/": "tests"}
 """Beginning of a path -> its area; the first that fits counts."""
 PLANNED: Final = {

@@ -14,6 +14,18 @@ a client and a trainer, a referee or a contract can judge it. The command `tiebr
 Importing this package imports nothing else; torch comes with the first name that is used.
 """
 
+from typing import Any
+
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_attached, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        return _attached(name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        line = f"tiebreak.{name} needs PyTorch, which is not installed; install it by: pip install 'tiebreak[train]'"
+        raise ModuleNotFoundError(line, name="torch") from error

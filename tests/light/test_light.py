@@ -125,3 +125,11 @@ def test_what_needs_torch_says_how_to_install_it(here: Here) -> None:
         here(*words, "--help") if there else here(
             *words, code=1, text="torch; install it by: pip install 'tiebreak[train]'"
         )
+
+
+def test_names_that_need_torch_say_how_to_install_it() -> None:
+    code = "import sys\nsys.modules['torch'] = None\nimport tiebreak\nassert 'Task' in dir(tiebreak)\ntiebreak.Task"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.stderr.endswith(
+        "tiebreak.Task needs PyTorch, which is not installed; install it by: pip install 'tiebreak[train]'\n"
+    )
