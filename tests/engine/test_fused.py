@@ -49,8 +49,7 @@ def test_triton_kernels_match_integers_on_further_cases(name: str, part: str, ca
     cases(sum(ran.values()))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", slow_except(MUTANTS, nightly=["sums"]))
 def test_all_triton_kernel_mutants_are_caught(name: str) -> None:
     dead, mutants = json.loads(python("-m", f"tests.engine.interpreted.{name}", "mutants"))
     assert sorted(dead) == mutants
