@@ -179,10 +179,8 @@ def sampled(manifest: Any) -> list[int]:
     return sorted(found)
 
 
+@pytest.mark.skipif(not VECTORS.is_file(), reason="needs the vectors of Computation Receipts")
 def test_all_conformance_vectors_of_computation_receipts(cases: Callable[[], None]) -> None:
-    if not VECTORS.is_file():
-        pytest.skip("needs the vectors of Computation Receipts")
-
     def of(array: Any) -> str:
         return tensor_digest(array.dtype.str[1:], list(array.shape), array.tobytes())
 
