@@ -169,6 +169,7 @@ def test_a_hostile_audit_worker_loses_only_its_own_task(
         pool = Processes(ASSIGNMENT, 1)
         future = pool.submit(TASK)
         end, name = fakes.get(timeout=20)
+        assert end.recv(1 << 16), "the order: a worker that is gone before it comes is lost, whatever it said"
         end.sendall(dict(hostile(evil, name))[what])
         end.close()
         outcome = future.result(timeout=20)
