@@ -29,17 +29,6 @@ OF_OS = (
 OF_SIGNAL = "SIGALRM SIGCHLD SIGHUP SIGKILL SIGPIPE SIGQUIT SIGSTOP SIGUSR1 SIGUSR2 alarm pthread_sigmask setitimer"
 
 
-class Missing:
-    """A finder that finds none of these modules."""
-
-    def __init__(self, names: set[str]) -> None:
-        self.names = names
-
-    def find_spec(self, name: str, *_: Any) -> None:
-        if name.partition(".")[0] in self.names:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-
 def portable(name: str) -> Any:
     """A function of `os` that knows paths alone, and opens no folder."""
     real, status = getattr(os, name), os.stat
@@ -66,9 +55,7 @@ def block() -> None:
         import_module(name)
     gone = MODULES | set(EXTRAS)
     assert not gone & set(sys.modules) - MODULES, "the command line loads no library of an extra"
-    for name in gone:
-        sys.modules.pop(name, None)
-    sys.meta_path.insert(0, Missing(gone))  # type: ignore[arg-type]
+    sys.modules |= dict.fromkeys(gone)  # type: ignore[arg-type]
     for module, names in ((os, OF_OS), (signal, OF_SIGNAL), (socket, "AF_UNIX"), (select, "poll epoll")):
         for name in names.split():
             delattr(module, name)

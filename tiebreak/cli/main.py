@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from importlib.metadata import Distribution, entry_points
+from importlib.util import find_spec
 from typing import IO, Any, Final
 
 import click
@@ -137,8 +138,10 @@ EXTRAS: Final = {
 
 def missing_of(extra: str) -> list[str]:
     """The distributions that extras of this package, separated by commas, ask for and that are not installed."""
-    found: list[str] = []
-    for line in (line for own in Distribution.discover(name="tiebreak") for line in own.requires or []):
+    found, own = list[str](), [*Distribution.discover(name="tiebreak")]
+    if not own:  # a plain copy of the sources: by the libraries that are named here
+        return [name for name, one in EXTRAS.items() if one in extra.split(",") and find_spec(name) is None]
+    for line in (line for one in own for line in one.requires or []):
         if any(f'extra == "{one}"' in line for one in extra.split(",")):
             name, *parts = re.findall(r"[\w.-]+", re.split("[<>=!~;]", line)[0])
             found += [one for part in parts for one in missing_of(part)] if name == "tiebreak" else [name]
