@@ -78,7 +78,6 @@ class OfMachine(Distribution):
     """What is built is for one machine if it has kernels, and its modules lie beside libraries."""
 
     def has_ext_modules(self) -> bool:
-        """Whether it has kernels."""
         return bool(MACHINE)
 
 
@@ -100,8 +99,6 @@ class SameSdist(sdist):
     """An sdist without the builder's dates, rights, name and order of files."""
 
     def make_archive(self, base_name: str, *_: object, base_dir: str, **__: object) -> str:
-        """Writes the .tar.gz."""
-
         def plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
             entry.uid = entry.gid = 0
             entry.uname = entry.gname = ""

@@ -84,7 +84,6 @@ def check(run: str, segments: int, seed: str, job: str, minutes: float) -> tuple
 
 
 def report(code: int, facts: dict[str, Any]) -> str:
-    """The report in Markdown."""
     rows = [f"| {name.replace('_', ' ')} | {shown(value)} |" for name, value in facts.items()]
     limits = "Segments that were not drawn were not looked at; `tiebreak audit` replays the whole run."
     return "\n".join([f"### Tiebreak: {TITLES[code]}", "", "| | |", "| --- | --- |", *rows, "", limits, ""])

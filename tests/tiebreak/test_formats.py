@@ -271,3 +271,21 @@ def test_no_mutant_of_a_format_is_accepted(desk: Desk, cases: Callable[[int], No
 @pytest.mark.slow
 def test_no_mutant_of_ten_thousand_of_a_format_is_accepted(desk: Desk, cases: Callable[[int], None]) -> None:
     refuse_mutants(desk, 10_000, cases)
+
+
+def test_a_key_that_signed_another_certificate_signs_no_model(desk: Desk) -> None:
+    """Whoever can write beside the weights can list the id of a key under the certificate, with any signature."""
+    stranger = load_key(desk.parties.path("stranger.pem"))
+    forged = formats.FORMATS["model-signing"].make(
+        formats.FormatSource(signed=read_certificate(desk.certificate), certificate="c", key=stranger)
+    )
+    files(desk)["model-signing"].write_bytes(forged)
+    key_id = json.loads(forged)["dsseEnvelope"]["signatures"][0]["keyid"]
+    envelope = read_certificate(desk.certificate).envelope
+    desk.certificate.write_bytes(envelope.signed(key_id, envelope.signatures[-1][1]).encode())
+    assert "a P-256 key that signed the certificate, got none" in desk.verify(desk.weights, code=2)
+
+
+def test_a_card_of_many_beginnings_is_refused_at_once(desk: Desk) -> None:
+    files(desk)["hub"].write_text(f"{formats.BEGIN}\n" * 200_000)
+    assert "expected one section" in desk.verify(desk.weights, code=2)

@@ -229,9 +229,10 @@ def _card_again(source: FormatSource, data: bytes) -> bytes | None:
     if BEGIN.encode() not in data and END.encode() not in data:
         return None
     text = data.decode(errors="surrogateescape")
-    found = _SECTION.findall(text)
-    name = re.search(rf"\]\(({FILE})\)", found[0]) if len(found) == 1 else None
-    if name is None or text.count(BEGIN) + text.count(END) != 2:
+    # Counted first: a search from each of many beginnings without an end would take for ever.
+    found = _SECTION.findall(text) if text.count(BEGIN) == text.count(END) == 1 else []
+    name = re.search(rf"\]\(({FILE})\)", found[0]) if found else None
+    if name is None:
         raise EncodingError("expected one section made from a certificate, between its two comments, got another")
     # Who signs later need not write the card again: it may name some of the signers.
     signers = [signer for signer in source.signed.signers if f"0x{signer.hex()}" in found[0]]
@@ -281,7 +282,10 @@ FORMATS: Final = {
     "hub": CertificateFormat(file=CARD, signer="nobody (its marked section)", make=_card, again=_card_again),
     "slsa": CertificateFormat(file=folders.SLSA, signer="the trainer", make=_slsa, again=_slsa_again),
     "model-signing": CertificateFormat(
-        file=folders.MODEL_SIGNATURE, signer="a signer", make=_signature, again=_signature_again
+        file=folders.MODEL_SIGNATURE,
+        signer="a key that signed the certificate too",
+        make=_signature,
+        again=_signature_again,
     ),
     "receipt": CertificateFormat(file=folders.RECEIPT, signer="nobody", make=_receipt, again=_receipt_again),
 }

@@ -40,7 +40,7 @@ def public_pem(key: PrivateKey) -> str:
 def check_pem(envelope: Envelope, pem: str, certificate: Envelope) -> None:
     """Checks the one signature under an envelope that is not under an address. Raises `SignatureError`.
 
-    It has to be by the key in this PEM, and the certificate has to have a signature under the id of that key.
+    It has to be by the key in this PEM, by which the certificate is signed, too. Nothing here says whose that key is.
     """
     try:
         [(key_id, signature)] = [pair for pair in envelope.signatures if not pair[0].startswith("0x")]
@@ -48,8 +48,10 @@ def check_pem(envelope: Envelope, pem: str, certificate: Envelope) -> None:
         der = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
         if not isinstance(key, ec.EllipticCurvePublicKey) or key_id != sha256(der).hexdigest():
             raise ValueError("another key")
+        if not isinstance(key.curve, ec.SECP256R1):
+            raise ValueError("another curve")
         key.verify(signature, envelope.payload.pae, ec.ECDSA(hashes.SHA256()))
-        dict(certificate.signatures)[key_id]
+        key.verify(dict(certificate.signatures)[key_id], certificate.payload.pae, ec.ECDSA(hashes.SHA256()))
     except (ValueError, KeyError, UnsupportedAlgorithm, InvalidSignature) as error:
         raise SignatureError("expected one signature by a P-256 key that signed the certificate, got none") from error
 
