@@ -11,11 +11,11 @@ from tiebreak.api.data import importing
 from tiebreak.api.disputing import disputes, judging
 from tiebreak.api.machine import environment, interpreters, qualification
 from tiebreak.api.signing import attesting, keys
-from tiebreak.api.training import bundle, calibrating, distributed, finetuning, reading, runs
+from tiebreak.api.training import bundle, calibrating, distributed, finetuning, reading, runs, trackers
 from tiebreak.api.watching import alarms, monitoring, sampling
 
 __all__ = ["alarms", "attestation", "attesting", "audits", "boards", "bundle", "calibrating", "certificates"]
 __all__ += ["chains", "claims", "corpus_runs", "data", "disputes", "distributed", "endings", "environment"]
 __all__ += ["finetuning", "formats", "forward", "importing", "interpreters", "issuance", "judging", "keys", "loader"]
 __all__ += ["monitoring", "offers", "onchain", "ownership", "progress", "qualification", "reading", "runs"]
-__all__ += ["sampling", "sealing", "weights"]
+__all__ += ["sampling", "sealing", "trackers", "weights"]

@@ -71,6 +71,7 @@ def certify(
     source = api.formats.FormatSource(signed=signed, certificate=output.name, key=owner)
     written = list(map(str, api.formats.write(formats, source, weights, output)))
     opt.tell({"certificate": str(output), "formats": written, **_document(signed, found)}, as_json=as_json)
+    opt.log_artifacts(run, [output, *map(Path, written)], "certificate")
 
 
 @click.command()
