@@ -67,11 +67,10 @@ def certify(
     evidence = None
     if attestation is not None:
         evidence = Attestation(kind=attestation[0], evidence=read_file(attestation[1], MAX_EVIDENCE_BYTES))
-    answers = {} if about is None else api.about.read_about(about)
+    known = api.about.About() if about is None else api.about.About.read(about)
     owner = None if key is None else load_key(key)
     files = {api.formats.FORMATS[name].file for name in formats}
     signed, found = api.issuance.certify(opened, weights, output, owner, ending, evidence, files)
-    known = api.about.about_run(opened, signed.certificate.weights.prefix, answers)
     source = api.source.FormatSource(
         signed=signed, certificate=output.name, folder=api.formats.folder_of(weights, output), key=owner, about=known
     )

@@ -33,7 +33,7 @@ from typing import Final
 
 from tiebreak.api.certification import folders
 from tiebreak.api.certification.certificates import SignedCertificate
-from tiebreak.api.provenance import cards, model_signatures, receipts, slsa
+from tiebreak.api.provenance import cards, dossier, model_signatures, receipts, slsa
 from tiebreak.api.provenance.source import CertificateFormat, FormatSource
 from tiebreak.engine.data.disk import read_file, write_file
 from tiebreak.protocol.errors import VerificationError
@@ -67,7 +67,8 @@ def check(signed: SignedCertificate, model: Path, certificate: Path) -> Iterator
         if again is not None and again != data:
             raise VerificationError(f"{path}: expected what this certificate makes of it as {name}, got another file")
         if again is not None:
-            yield f"{path} ({name}) is what this certificate makes of it, signed by {kind.signer}."
+            but = ", but for what it declares of the model," if kind.asks else ","
+            yield f"{path} ({name}) is what this certificate makes of it{but} signed by {kind.signer}."
 
 
 def folder_of(model: Path, certificate: Path) -> Path:
@@ -85,6 +86,9 @@ FORMATS: Final = {
         signer="a key that signed the certificate too",
         make=model_signatures.model_signature,
         again=model_signatures.model_signature_again,
+    ),
+    "dossier": CertificateFormat(
+        file=folders.DOSSIER, signer="nobody", make=dossier.dossier, again=dossier.dossier_again, asks=dossier.ASKED
     ),
     "receipt": CertificateFormat(
         file=folders.RECEIPT, signer="nobody", make=receipts.receipt, again=receipts.receipt_again
