@@ -1,10 +1,13 @@
 """What a person declares of a model, and the dossier and the card that it goes into."""
 
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
+from playwright.sync_api import sync_playwright
 from safetensors.torch import load_file
 
 from tests.tiebreak.parties import Commands, Parties
@@ -85,6 +88,29 @@ def test_a_dossier_says_of_each_line_how_it_is_known(desk: Desk) -> None:
     desk.certify("client", "--for", "dossier", "--about", about(desk))
     assert desk.parties.address("client") in (desk.folder / folders.DOSSIER).read_text()
     desk.verify(desk.weights)
+
+
+@pytest.mark.slow
+def test_a_dossier_fits_a4_and_loads_nothing(desk: Desk) -> None:
+    """In Debian's Chromium, with answers as long as they may be and without a place to break a line."""
+    long = "".join(f'{name} = "{"x" * 2000}"\n' for name in ("name", "purpose", "limits", "period"))
+    desk.certify("trainer", "--for", "dossier", "--about", about(desk, long))
+    path = shutil.which("chromium")
+    assert path, "expected Debian's package chromium, which .ci/run installs"
+    with sync_playwright() as playwright:
+        page = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"]).new_page()
+        said, asked = list[str](), list[str]()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("request", lambda request: asked.append(request.url))
+        for width in (320, 794):
+            page.set_viewport_size({"width": width, "height": 1123})
+            page.goto((desk.folder / folders.DOSSIER).as_uri())
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+        pages = re.findall(rb"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", page.pdf(prefer_css_page_size=True))
+        page.context.browser.close()
+    assert 3 <= len(pages) <= 8
+    assert {(round(float(width)), round(float(height))) for width, height in pages} == {(595, 842)}
+    assert (said, len(asked)) == ([], 2)
 
 
 def test_sizes_follow_from_the_program_and_a_second_signer_compares_them(desk: Desk) -> None:
@@ -180,3 +206,9 @@ def test_carried_answers_of_strangers_are_checked(text: str) -> None:
         About.read_carried(text)
     found = About(answers={"name": HOSTILE, "tags": ["a"]})
     assert About.read_carried(found.carried()) == found
+
+
+def test_the_documentation_has_all_fields() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "certificates.md").read_text()
+    lines = [f"| `{name}`{' (list)' * field.many} | {field.question} |" for name, field in FIELDS.items()]
+    assert "\n".join(lines) in page

@@ -42,7 +42,7 @@ def _formats(_: click.Context, __: click.Parameter, value: str | None) -> list[s
               "a new certificate. It is not checked here; the nonce that it signs has to be the run root.")  # fmt: skip
 @click.option("--for", "formats", callback=_formats, metavar="NAME,...", help="Also write the certificate for other "
               "tools, in a folder of weights, else beside the certificate: hub (README.md, a model card), slsa, "
-              "model-signing, receipt. slsa needs the trainer's --key, model-signing a signer's.")  # fmt: skip
+              "model-signing, dossier, receipt. slsa needs the trainer's --key, model-signing a signer's.")  # fmt: skip
 @click.option("--about", type=opt.FILE, help="TOML file with what no run shows (license, datasets, limits, ...), for "
               "the formats that have a place for it; which fields there are: docs/certificates.md.")  # fmt: skip
 @opt.json_option

@@ -38,12 +38,12 @@ _ABOUT: Final = re.compile('<meta name="about" content="([^"]{0,1000000})">')
 _SIGNER: Final = re.compile('<code class="signer">0x([0-9a-f]{40})</code>')
 _STYLE: Final = """
 @page { size: A4; margin: 18mm }
-body { font: 10.5pt/1.45 system-ui, sans-serif; max-width: 180mm; margin: 2em auto; padding: 0 1em; color: #1a1a1a }
+body { font: 10.5pt/1.45 system-ui, sans-serif; max-width: 180mm; margin: 2em auto; padding: 0 1em; color: #1a1a1a;
+       overflow-wrap: anywhere }
 h1 { font-size: 18pt }
 h2 { font-size: 12.5pt; margin: 1.4em 0 .3em; break-after: avoid }
 table { width: 100%; border-collapse: collapse; table-layout: fixed }
-td, th { border-top: 1px solid #ccc; padding: .35em .6em .35em 0; text-align: left; vertical-align: top;
-         overflow-wrap: anywhere }
+td, th { border-top: 1px solid #ccc; padding: .35em .6em .35em 0; text-align: left; vertical-align: top }
 tr { break-inside: avoid }
 th { width: 31%; font-weight: 400 }
 .mark { width: 15%; font-size: 9pt }

@@ -10,6 +10,7 @@ certificate and from what the file alone can have, its signature and its own tex
                    program, data and first state are dependencies, the trainer is the builder
     model-signing  OpenSSF model signing (v1.0): the files of the weights with their SHA-256, in a Sigstore bundle, for
                    `model_signing verify key`
+    dossier        a page for an AI Act file, with what a person declares (`about`)
     receipt        a Computation Receipt (`tiebreak.protocol.commitments.computation_receipts`)
 
 slsa and model-signing are signed by the P-256 key of a party (`tiebreak.api.signing.attesting`), slsa also by the
@@ -22,6 +23,8 @@ Fields of the certificate's predicate (and `subject`) -> fields of the format; w
                    buildDefinition.resolvedDependencies; job.id -> runDetails.metadata.invocationId; job.trainer ->
                    runDetails.builder.id; head.runRoot -> runDetails.byproducts
     model-signing  subject -> resources
+    dossier        subject, job.program, .data, .firstState, .steps, .policy, .precision, finalState.root, adapter.root,
+                   sizes, environment, settlement, audits -> lines of the page
     receipt        job.program, .steps -> computation.id; job.policy, .precision -> arithmetic; job.firstState ->
                    model.digest; job.data -> input.digest; finalState.root -> output.digest
 """
