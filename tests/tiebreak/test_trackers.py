@@ -28,7 +28,7 @@ Artifacts = dict[str, dict[str, bytes]]
 
 
 @pytest.fixture(autouse=True)
-def trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Folders of this test, so that other tests' audits of the same runs log nothing."""
     for name in ("XDG_STATE_HOME", "WANDB_DIR", "WANDB_DATA_DIR", "WANDB_CACHE_DIR"):
         monkeypatch.setenv(name, str(tmp_path))
@@ -97,9 +97,15 @@ def test_mlflow_gets_certificates_and_audits_only_of_runs_trained_here(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     run, weights, certificate = (tmp_path / name for name in ("run", "model.safetensors", "certificate.json"))
-    copy, uri = parties.trained(tmp_path / "copy"), f"file:{tmp_path}/ml"
+    copy, cheating = parties.trained(tmp_path / "copy"), parties.cheating(tmp_path / "cheating", 5)
+    callback = type("MLflowCallback", (), {})()
     with mlflow.start_run() as active:
-        remember(parties.trained(run), tiebreak.open_run(run).job, [type("MLflowCallback", (), {})()])
+        for folder in (parties.trained(run), cheating):
+            remember(folder, tiebreak.open_run(folder).job, [callback])
+        with monkeypatch.context() as full:
+            full.setenv("XDG_STATE_HOME", __file__)
+            remember(copy, tiebreak.open_run(copy).job, [callback])
+    assert f"certificates and audits of {copy} will not be logged" in caplog.text
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path}/another")
     command("weights", run, "-o", weights)
     certify = ["certify", "--weights", weights, "--key", parties.path("trainer.pem"), "-o", certificate]
@@ -107,10 +113,11 @@ def test_mlflow_gets_certificates_and_audits_only_of_runs_trained_here(
     for more in (["--sample", 1, "--seed", "1"], ["--forward", "--sample", 1]):
         assert "audit logged to mlflow run" in command.printed("audit", run, *more, "--threads", 1)[1]
         assert command.printed("audit", copy, *more, "--threads", 1)[1].count("logged") == 0, "a copy is a stranger's"
-    found = in_mlflow(uri, active.info.run_id, tmp_path / "read")
+    command("audit", cheating, "-o", tmp_path / "replay", "--threads", 1, code=2)
+    found = in_mlflow(f"file:{tmp_path}/ml", active.info.run_id, tmp_path / "read")
     receipt = "tiebreak.receipt.json"
     assert found["certificate"] == {name: (tmp_path / name).read_bytes() for name in (certificate.name, receipt)}
-    assert verdicts(found) == ["agrees", "agrees"]
+    assert verdicts(found) == ["agrees", "agrees", "fraud"]
     command("verify", weights, tmp_path / "read/certificate" / certificate.name)
 
     shutil.rmtree(tmp_path / "ml")

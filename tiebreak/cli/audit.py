@@ -86,6 +86,8 @@ def audit(
     choice. A loss with other bits than committed is fraud, and a replay or a dispute proves it. A lie that leaves the
     losses of drawn steps true is not seen: a false update, or any step that was not drawn. --sample alone sees these.
 
+    If you trained RUN here by `tiebreak.hf.train`, the W&B and MLflow runs of its `report_to` get the report.
+
     Exit codes: 0 agrees, 2 fraud, 3 could not be checked (withheld or damaged), 1 asked for what is not there.
     """
     report: dict[str, Any] = {"run": str(run)}

@@ -59,8 +59,8 @@ def log_artifacts(run: str | Path, *files: str | Path, kind: str = "audit") -> l
     """Logs files as an artifact to the W&B and MLflow runs that the training of `run` reported to; says to which.
 
     These are known to the user for whom `tiebreak.hf.train` ran, on that machine, while the run is in the same folder;
-    elsewhere nothing is logged. `tiebreak certify` and `tiebreak audit` call this. kind: W&B's type of the artifact,
-    MLflow's folder. What fails in a tracker is a warning of the log.
+    elsewhere nothing is logged. `tiebreak certify` and `tiebreak audit` call this. files: paths, of different names.
+    kind: W&B's type of the artifact, MLflow's folder. What fails in a tracker is a warning of the log.
     """
     said = list[str]()
     job, known = open_directory(Path(run)).job, own_folder() / _FOLDER
@@ -80,7 +80,7 @@ def _to_mlflow(of: dict[str, Any], files: list[str], kind: str) -> None:
 
 
 def _to_wandb(of: dict[str, Any], files: list[str], kind: str) -> None:
-    """Within the run, if this process has it open; else resumes it, without what W&B notes of a process."""
+    """Uses the run if this process has it open; else resumes it, without what W&B notes of a process."""
     wandb = import_module("wandb")
     artifact = wandb.Artifact(f"{kind}-{of['run_id']}", kind)
     for file in files:
