@@ -1,4 +1,4 @@
-"""What no run shows of a model, and other formats ask for, so that a person has to declare it.
+"""Reads what no run shows of a model, and other formats ask for, so that a person has to declare it.
 
 The answers are in a TOML file, by the names of `FIELDS`. Files that are made with them carry them along, as
 JSON (`carried`), so that a reader can make the file again.
@@ -61,12 +61,12 @@ FIELDS: Final = {
     "limits": AboutField(question="Known limits and risks, and what was done about them"),
     "oversight": AboutField(question="How people oversee the model in use"),
 }
-"""What a person may declare, by the names in the TOML file."""
+"""The questions to a person, by the names in the TOML file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """What a person declared of a model: text, or a list of texts, by the names of `FIELDS`."""
+    """A person's answers about a model: text, or a list of texts, by the names of `FIELDS`."""
 
     answers: Mapping[str, str | list[str]] = field(default_factory=dict)
 

@@ -1,4 +1,4 @@
-"""What a format is, and what its writer is given."""
+"""The fields of a format, and the input of its writer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
