@@ -270,8 +270,8 @@ def test_protocol_is_pure_through_all_that_it_imports(cases: Callable[[], None])
 
 
 LIGHT = (
-    "certification.certificates", "certification.claims", "certification.formats", "chain.endings", "chain.onchain",
-    "corpus.programs", "disputing.judging", "signing.attesting", "training.reading",
+    "certification.certificates", "certification.claims", "certification.formats", "certification.lineage",
+    "chain.endings", "chain.onchain", "corpus.programs", "disputing.judging", "signing.attesting", "training.reading",
 )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from tiebreak.api import data
 from tiebreak.api.agreement import offers, sealing
 from tiebreak.api.auditing import audits, forward, progress
 from tiebreak.api.builtin import loader
-from tiebreak.api.certification import attestation, certificates, claims, formats, issuance, ownership
+from tiebreak.api.certification import attestation, certificates, claims, formats, issuance, lineage, ownership
 from tiebreak.api.chain import boards, chains, endings, onchain, weights
 from tiebreak.api.corpus import corpus_runs
 from tiebreak.api.data import importing
@@ -16,6 +16,6 @@ from tiebreak.api.watching import alarms, monitoring, sampling
 
 __all__ = ["alarms", "attestation", "attesting", "audits", "boards", "bundle", "calibrating", "certificates"]
 __all__ += ["chains", "claims", "corpus_runs", "data", "disputes", "distributed", "endings", "environment"]
-__all__ += ["finetuning", "formats", "forward", "importing", "interpreters", "issuance", "judging", "keys", "loader"]
-__all__ += ["monitoring", "offers", "onchain", "ownership", "progress", "qualification", "reading", "runs"]
+__all__ += ["finetuning", "formats", "forward", "importing", "interpreters", "issuance", "judging", "keys", "lineage"]
+__all__ += ["loader", "monitoring", "offers", "onchain", "ownership", "progress", "qualification", "reading", "runs"]
 __all__ += ["sampling", "sealing", "weights"]

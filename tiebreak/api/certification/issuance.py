@@ -24,10 +24,9 @@ from tiebreak.api.training.runs import names_of
 from tiebreak.api.training.tasks import PEFT
 from tiebreak.engine.capture.state import MODEL
 from tiebreak.engine.data.disk import read_file, write_file
-from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.run.directory import RunDirectory, check_root
 from tiebreak.engine.run.schedule import slot_name
-from tiebreak.protocol.commitments.certificate import Adapter, Attestation, Certificate, Logged, Seat, Weights
+from tiebreak.protocol.commitments.certificate import Adapter, Attestation, Certificate, Logged, Origin, Seat, Weights
 from tiebreak.protocol.commitments.dsse import MAX_ENVELOPE_BYTES, Envelope
 from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -73,7 +72,8 @@ def certify(
     if there is None:
         envelope = Envelope(payload=replace(made, attestation=attestation).payload)
     else:
-        for what in ("agreement", "head", "record", "adapter"):  # (4)
+        made = made if there.start else replace(made, start=None)  # of an older one
+        for what in ("agreement", "head", "record", "adapter", "start"):  # (4)
             if getattr(there, what) != getattr(made, what):
                 raise VerificationError(f"{output}: expected the {what} of the run in {run.path}, got another")
         certificates.check(there, found, model)
@@ -99,7 +99,7 @@ def _certificate(
     job, records = run.job, run.records()
     if len(records) != job.checkpoints:  # (1)
         raise StateError(f"{run.path}: expected records of all {job.checkpoints} checkpoints, got {len(records)}")
-    ids = identities(run.state(job.steps, records[-1].state_root, narrow=True))
+    ids, first = run.identities(job.steps), run.identities(0)
     tree = run_tree([record.digest for record in records], job.steps, job.checkpoint_interval)
     head = run.last_head() or head  # (2)
     if head is None:
@@ -116,7 +116,8 @@ def _certificate(
         if ids[entry] != digest:
             raise VerificationError(f"{model}, {tensor}: expected it as {entry} of the final state, got another tensor")
     shown = {names[tensor] for tensor in found.tensors}
-    weights = Weights.of(state_tree(ids), sorted(ids), {n: e for n, e in names.items() if e in shown}, MODEL)
+    certified = {name: entry for name, entry in names.items() if entry in shown}
+    weights = Weights.of(state_tree(ids), sorted(ids), certified, MODEL)
     settlement, audits = (None, ()) if ending is None else ending
     check = check_of(run)
     described = dict(environment.describe()) | ({} if check == "full" else {certificates.CHECK: CHECKS[check]})
@@ -124,6 +125,7 @@ def _certificate(
         agreement=run.agreement, head=head, record=records[-1], path=tuple(tree.proof(job.checkpoints - 1)),
         files=found.files, settlement=settlement, audits=audits,
         weights=weights, adapter=_adapter(run, ids, shown, found.configuration),
+        start=Origin.of(first, certified),
         others=digests(model, (name for name in found.others if not name.endswith("/"))) if model.is_dir() else None,
         environment={n: text.encode("ascii", "replace").decode()[:_WORDS] for n, text in described.items()},
     )  # fmt: skip
