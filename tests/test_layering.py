@@ -17,7 +17,8 @@ _PROTOCOL = (
     "errors arguments strict_json tags codec packing numbers hashing trees program commitments game parties chain"
 )
 _API = (
-    "machine signing data builtin auditing disputing training huggingface agreement certification chain watching corpus"
+    "machine signing data builtin auditing disputing training huggingface agreement certification provenance chain "
+    "watching corpus"
 )
 FOLDERS = {
     "tiebreak.protocol": _PROTOCOL.split(),
@@ -270,8 +271,8 @@ def test_protocol_is_pure_through_all_that_it_imports(cases: Callable[[], None])
 
 
 LIGHT = (
-    "certification.certificates", "certification.claims", "certification.formats", "certification.lineage",
-    "chain.endings", "chain.onchain", "corpus.programs", "disputing.judging", "signing.attesting", "training.reading",
+    "certification.certificates", "certification.claims", "certification.lineage", "chain.endings", "chain.onchain",
+    "corpus.programs", "disputing.judging", "provenance.formats", "signing.attesting", "training.reading",
 )  # fmt: skip
 
 

@@ -21,8 +21,10 @@ from securesystemslib.signer import SSlibKey
 from tests.tiebreak.parties import Commands, Parties
 from tests.tiebreak.test_certificates import Desk, certificate_of, statement_of
 from tiebreak import open_run
-from tiebreak.api.certification import formats
 from tiebreak.api.certification.certificates import read_certificate
+from tiebreak.api.provenance import formats
+from tiebreak.api.provenance.cards import BEGIN, END
+from tiebreak.api.provenance.source import FormatSource
 from tiebreak.api.signing.attesting import attesting_key, public_pem
 from tiebreak.cli.key import load_key
 from tiebreak.protocol.commitments.computation_receipts import (
@@ -37,7 +39,7 @@ from tiebreak.protocol.commitments.computation_receipts import (
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.program.rounding import Policy
 
-ALL: Final = "hub,slsa,model-signing,receipt"
+ALL: Final = "hub,slsa,model-signing,receipt,dossier"
 VECTORS: Final = Path(__file__).parents[3] / "shared" / "receipts" / "CR-v0.1-conformance-vectors.json"
 
 
@@ -56,11 +58,11 @@ def files(desk: Desk) -> dict[str, Path]:
 def test_verify_names_each_format_and_a_later_signer_changes_none(desk: Desk) -> None:
     desk.certify("client")
     told = desk.verify(desk.weights)
-    assert [name for name in files(desk) if f" ({name}) is what this certificate makes of it" not in told] == []
+    assert [name for name in files(desk) if f" ({name}) is what this certificate makes of it," not in told] == []
     desk.certify("client", "--for", "hub")
     card = files(desk)["hub"].read_text()
     assert all(f"--require {desk.parties.address(who)}" in card for who in ("trainer", "client"))
-    assert card.count(formats.BEGIN) == 1, "the section is replaced"
+    assert card.count(BEGIN) == 1, "the section is replaced"
     desk.verify(desk.weights)
     desk.certify("client", "--for", "slsa", code=1)
     desk.certify("", "--for", "model-signing", code=1)
@@ -74,7 +76,7 @@ def test_a_card_keeps_its_authors_words_and_the_hub_reads_its_header(desk: Desk)
     desk.certify("client", "--for", "hub")
     card = ModelCard(path.read_text())
     assert card.data.to_dict() == {"license": "a\nb", "datasets": ["org/data"], "base_model": "org/model"}
-    assert card.text.strip().startswith(formats.BEGIN)
+    assert card.text.strip().startswith(BEGIN)
     assert card.text.strip().endswith("# Mine")
     desk.verify(desk.weights)
     path.write_text("# Nothing of Tiebreak's\n")
@@ -154,7 +156,7 @@ def test_a_run_of_policy_logged_is_unverifiable(desk: Desk) -> None:
     signed = read_certificate(desk.certificate)
     agreement = replace(signed.certificate.agreement, job=replace(signed.certificate.job, policy=int(Policy.LOGGED)))
     logged = replace(signed, certificate=replace(signed.certificate, agreement=agreement))
-    source = formats.FormatSource(signed=logged, certificate="certificate.json")
+    source = FormatSource(signed=logged, certificate="certificate.json", folder=desk.folder)
     own = formats.FORMATS["receipt"].make(source)
     assert verdict(own, own) == "UNVERIFIABLE"
     assert formats.FORMATS["receipt"].again(source, own) == own
@@ -239,17 +241,17 @@ def mutants(data: bytes, other: bytes, count: int, draw: random.Random) -> Itera
 
 def refuse_mutants(desk: Desk, count: int, cases: Callable[[int], None]) -> None:
     signed, draw = read_certificate(desk.certificate), random.Random(1)
-    source = formats.FormatSource(signed=signed, certificate=desk.certificate.name)
+    source = FormatSource(signed=signed, certificate=desk.certificate.name, folder=desk.folder)
     texts = {name: path.read_bytes() for name, path in files(desk).items()}
     for name, kind in formats.FORMATS.items():
         around = [b"", b""]
         if name == "hub":  # what stands around the section is its author's
-            begin, end = (texts[name].index(mark.encode()) for mark in (formats.BEGIN, formats.END))
+            begin, end = (texts[name].index(mark.encode()) for mark in (BEGIN, END))
             around, texts[name] = (
                 [texts[name][:begin], texts[name][end:]],
-                texts[name][begin + len(formats.BEGIN) : end],
+                texts[name][begin + len(BEGIN) : end],
             )
-            around[0] += formats.BEGIN.encode()
+            around[0] += BEGIN.encode()
         assert kind.again(source, around[0] + texts[name] + around[1]) == around[0] + texts[name] + around[1]
         for mutant in mutants(texts[name], texts["slsa"], count, draw):
             data = around[0] + mutant + around[1]
@@ -277,7 +279,7 @@ def test_a_key_that_signed_another_certificate_signs_no_model(desk: Desk) -> Non
     """Whoever can write beside the weights can list the id of a key under the certificate, with any signature."""
     stranger = load_key(desk.parties.path("stranger.pem"))
     forged = formats.FORMATS["model-signing"].make(
-        formats.FormatSource(signed=read_certificate(desk.certificate), certificate="c", key=stranger)
+        FormatSource(signed=read_certificate(desk.certificate), certificate="c", folder=desk.folder, key=stranger)
     )
     files(desk)["model-signing"].write_bytes(forged)
     key_id = json.loads(forged)["dsseEnvelope"]["signatures"][0]["keyid"]
@@ -287,5 +289,5 @@ def test_a_key_that_signed_another_certificate_signs_no_model(desk: Desk) -> Non
 
 
 def test_a_card_of_many_beginnings_is_refused_at_once(desk: Desk) -> None:
-    files(desk)["hub"].write_text(f"{formats.BEGIN}\n" * 200_000)
+    files(desk)["hub"].write_text(f"{BEGIN}\n" * 200_000)
     assert "expected one section" in desk.verify(desk.weights, code=2)

@@ -4,18 +4,19 @@ from tiebreak.api import data
 from tiebreak.api.agreement import offers, sealing
 from tiebreak.api.auditing import audits, forward, progress
 from tiebreak.api.builtin import loader
-from tiebreak.api.certification import attestation, certificates, claims, formats, issuance, lineage, ownership
+from tiebreak.api.certification import attestation, certificates, claims, issuance, lineage, ownership
 from tiebreak.api.chain import boards, chains, endings, onchain, weights
 from tiebreak.api.corpus import corpus_runs
 from tiebreak.api.data import importing
 from tiebreak.api.disputing import disputes, judging
 from tiebreak.api.machine import environment, interpreters, qualification
+from tiebreak.api.provenance import about, cards, formats, source
 from tiebreak.api.signing import attesting, keys
 from tiebreak.api.training import bundle, calibrating, distributed, finetuning, reading, runs
 from tiebreak.api.watching import alarms, monitoring, sampling
 
-__all__ = ["alarms", "attestation", "attesting", "audits", "boards", "bundle", "calibrating", "certificates"]
-__all__ += ["chains", "claims", "corpus_runs", "data", "disputes", "distributed", "endings", "environment"]
-__all__ += ["finetuning", "formats", "forward", "importing", "interpreters", "issuance", "judging", "keys", "lineage"]
-__all__ += ["loader", "monitoring", "offers", "onchain", "ownership", "progress", "qualification", "reading", "runs"]
-__all__ += ["sampling", "sealing", "weights"]
+__all__ = ["about", "alarms", "attestation", "attesting", "audits", "boards", "bundle", "calibrating", "cards"]
+__all__ += ["certificates", "chains", "claims", "corpus_runs", "data", "disputes", "distributed", "endings"]
+__all__ += ["environment", "finetuning", "formats", "forward", "importing", "interpreters", "issuance", "judging"]
+__all__ += ["keys", "lineage", "loader", "monitoring", "offers", "onchain", "ownership", "progress", "qualification"]
+__all__ += ["reading", "runs", "sampling", "sealing", "source", "weights"]

@@ -21,6 +21,8 @@ from tiebreak.protocol.errors import ConfigurationError, own_file
 
 MAX_CONFIG_BYTES: Final = 1 << 16
 ROWS: Final = click.Path(exists=True, path_type=Path)
+NAME: Final = "_name_or_path"
+"""The field of a model's configuration that names it."""
 MERGED: Final = (
     "These weights are not certified: the sums of base and adapters were rounded here, outside the run. The certificate"
     " is for the adapters alone.\n"
@@ -76,12 +78,15 @@ def _configure(context: click.Context, _: click.Parameter, path: Path | None) ->
 @click.option("--warmup", type=click.IntRange(0), help="Steps in which the rate rises.  [default: 3% of all steps]")
 @number("--seed", 0, (1 << 64) - 1, 0, "Seed of the adapters' first weights, the order of windows, and dropout.")
 @click.option("--key", type=FILE, help="Key file that signs the run.  [default: key.pem in OUTPUT, made if need be]")
+@click.option("--about", type=FILE, help="TOML file with fields of the model card (base_model, license, datasets, "
+              "language, tags): docs/certificates.md.")  # fmt: skip
 @keep_option("last")
 @machine_options("threads", "device")
 @json_option
 def finetune(
-    output: Path, merge: Path | None, key: Path | None, keep: str, machine: Machine, as_json: bool, **given: Any
-) -> None:
+    output: Path, merge: Path | None, key: Path | None, about: Path | None, keep: str, machine: Machine, as_json: bool,
+    **given: Any,
+) -> None:  # fmt: skip
     """Fine-tune a model by LoRA, as a run that anyone can check.
 
     The model is in a folder, and the data are conversations. At the end, OUTPUT/adapter has the adapter as PEFT loads
@@ -91,6 +96,7 @@ def finetune(
     docs/finetuning.md.
     """
     settings, folder, adapter = FineTuning(**given), output / "run", output / "adapter"
+    declared = api.about.About() if about is None else api.about.About.read(about)
     Keep.parse(keep)
     if merge is not None and merge.is_dir() and any(merge.iterdir()):
         raise ConfigurationError(f"expected a new or empty folder to merge into, got {merge}; choose another")
@@ -104,8 +110,11 @@ def finetune(
     certificate = adapter / "certificate.json"
     signed, _ = api.issuance.certify(api.reading.open_directory(folder), adapter, certificate, signer)
     text = api.finetuning.description(prepared, run, data)
-    source = api.formats.FormatSource(signed=signed, certificate=certificate.name, text=text)
-    api.formats.write(["hub"], source, adapter, certificate)
+    answers = {"base_model": base} if (base := api.cards.hub_id(Path(settings.model) / "config.json", NAME)) else {}
+    known = api.about.About(answers={"pipeline_tag": "text-generation", **answers, **declared.answers})
+    api.formats.write(["hub"], api.source.FormatSource(
+        signed=signed, certificate=certificate.name, folder=adapter, text=text, about=known
+    ))  # fmt: skip
     if merge is not None:
         api.finetuning.save(settings, model.merge_and_unload(), merge)
         write_file(merge / "README.md", MERGED.encode())

@@ -1,1 +1,1 @@
-"""Makes and checks certificates of weights and claims of ownership, and converts them to other formats."""
+"""Makes and checks certificates of weights and claims of ownership."""

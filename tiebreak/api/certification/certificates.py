@@ -235,7 +235,7 @@ def _checked(path: Path, found: Found, signed: SignedCertificate | None, *, resa
 
 
 def _role(certificate: Certificate, found: Found, other: Found) -> str:
-    """What other weights are for the certified ones: `base` or `start`. Raises `VerificationError` if neither (7)."""
+    """Whether others are the `base` or the `start` of certified weights. Raises `VerificationError` if neither (7)."""
     if certificate.adapter is not None and other.configuration is None:
         certificate.check_base(found.tensors, other.tensors)
         return "base"

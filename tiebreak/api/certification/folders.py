@@ -30,8 +30,10 @@ ADAPTER: Final = "adapter_config.json"
 ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
 """The name of the tensors in the folder of an adapter, as PEFT's `save_pretrained` writes it."""
 SLSA, MODEL_SIGNATURE, RECEIPT = "tiebreak.slsa.json", "tiebreak.model.sig", "tiebreak.receipt.json"
-FORMATS: Final = {SLSA, MODEL_SIGNATURE, RECEIPT}
-"""Files made from a certificate (`formats`), which therefore cannot be among its files."""
+IN_TOTO, CYCLONEDX, SPDX = "tiebreak.intoto.json", "tiebreak.cdx.json", "tiebreak.spdx.json"
+DOSSIER: Final = "tiebreak.dossier.html"
+FORMATS: Final = {SLSA, MODEL_SIGNATURE, RECEIPT, IN_TOTO, CYCLONEDX, SPDX, DOSSIER}
+"""Files made from a certificate (`provenance`), which therefore cannot be among its files."""
 TRAINING_ARGUMENTS: Final = "training_args.bin"
 """The file in which a `Trainer` leaves its arguments when it saves weights; `from_pretrained` never opens it."""
 HARMLESS: Final = {"", ".json", ".txt", ".md", ".jinja", ".model", ".sig"}
@@ -179,7 +181,7 @@ def doubtful(folder: Path, found: Found, *, is_listed: bool) -> list[str]:
         misleads = last in PIPELINES or (last.endswith(".index.json") and name != INDEX)
         if place and name not in found.same:
             named.add(name.split("/")[0])
-        elif misleads or (suffix not in HARMLESS and name != TRAINING_ARGUMENTS):
+        elif misleads or (suffix not in HARMLESS and name not in {TRAINING_ARGUMENTS} | FORMATS):
             named.add(name)
         elif is_listed and name not in found.same | found.different | FORMATS and suffix not in PROSE:
             changed.add(f"{name}, which nobody signed for")

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-import yaml
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -93,9 +92,7 @@ def description(prepared: Prepared, run: Run, data: list[str]) -> str:
     base, warmup = settings.model.resolve().name, "3% of the" if settings.warmup is None else settings.warmup
     measured = [f"{LOSS} after step {step}: {loss:.4f}" for step, loss in evaluations(run).items()]
     last, lines = f"{run.losses[-1]:.4f}", "".join(f"- {_prose(line)}\n" for line in [*data, *measured])
-    return f"""---
-{yaml.safe_dump({"base_model": base, "pipeline_tag": "text-generation"})}---
-# LoRA adapters of {_prose(base)}
+    return f"""# LoRA adapters of {_prose(base)}
 
 Rank {settings.lora}, alpha {found["alpha"]} and dropout {settings.dropout:g} on {_prose(settings.targets)}, trained in
 {run.steps:,} steps of {settings.batch} x {settings.accumulation} windows of {settings.length:,} tokens of

@@ -1,0 +1,26 @@
+"""Statements for other tools, signed by the P-256 key of a party that signed the certificate, too."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from tiebreak.api.provenance.source import FormatSource
+from tiebreak.api.signing.attesting import check_pem
+from tiebreak.protocol.commitments.dsse import Envelope, Payload
+from tiebreak.protocol.commitments.statement import STATEMENT_TYPE, is_list, payload_of
+from tiebreak.protocol.strict_json import JsonObject
+
+
+def payload_with(subjects: list[Any], kind: str, predicate: dict[str, Any], pem: str) -> Payload:
+    """The first subject names the P-256 key that signs."""
+    subjects = [subjects[0] | {"annotations": {"publicKey": pem}}, *subjects[1:]]
+    return payload_of({"_type": STATEMENT_TYPE, "subject": subjects, "predicateType": kind, "predicate": predicate})
+
+
+def checked_again(source: FormatSource, envelope: Envelope, payload: Callable[..., Payload]) -> tuple[Envelope, str]:
+    """The envelope with the payload that the certificate gives, and the PEM of the P-256 key that signed it."""
+    statement = JsonObject.parse("statement", envelope.payload.data, 8)
+    subject = statement.take("subject", "at least one", is_list)[0]
+    pem = JsonObject("subject", subject).inner("annotations").text("publicKey")
+    check_pem(envelope, pem, source.signed.envelope)
+    return replace(envelope, payload=payload(source.signed.certificate, pem)), pem

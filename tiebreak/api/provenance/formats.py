@@ -1,0 +1,100 @@
+"""Writes what a certificate says in formats of other tools, and checks such files against it. Imports no torch.
+
+`FORMATS` is the table of them. Each is a file of a fixed name, in the folder of the weights, or, if these are one file,
+in the certificate's. All say less than the certificate, and prove less. A check makes the file again from the
+certificate and from what the file alone can have, its signature and its own text, and compares every byte.
+
+    hub            a model card: a header as Hugging Face's Hub reads it, and a section of Markdown between comments,
+                   which is checked; header and the other text are whatever their author wrote
+    slsa           SLSA provenance (v1): the job is the build definition, with the job file as its external parameters;
+                   program, data and first state are dependencies, the trainer is the builder
+    model-signing  OpenSSF model signing (v1.0): the files of the weights with their SHA-256, in a Sigstore bundle, for
+                   `model_signing verify key`
+    dossier        a page for an AI Act file, with what a person declares (`about`)
+    receipt        a Computation Receipt (`tiebreak.protocol.commitments.computation_receipts`)
+
+slsa and model-signing are signed by the P-256 key of a party (`tiebreak.api.signing.attesting`), slsa also by the
+trainer's own key. They name that P-256 key, and there has to be a signature under its id in the certificate.
+
+Fields of the certificate's predicate (and `subject`) -> fields of the format; what is not here is left out of it:
+
+    hub            job.id, .program, .data, .firstState, finalState.root, adapter.root -> rows of the section
+    slsa           subject -> subject; job -> buildDefinition.externalParameters.job; job.program, .data, .firstState ->
+                   buildDefinition.resolvedDependencies; job.id -> runDetails.metadata.invocationId; job.trainer ->
+                   runDetails.builder.id; head.runRoot -> runDetails.byproducts
+    model-signing  subject -> resources
+    dossier        subject, job.program, .data, .firstState, .steps, .policy, .precision, finalState.root, adapter.root,
+                   sizes, environment, settlement, audits -> lines of the page
+    receipt        job.program, .steps -> computation.id; job.policy, .precision -> arithmetic; job.firstState ->
+                   model.digest; job.data -> input.digest; finalState.root -> output.digest
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from tiebreak.api.certification import folders
+from tiebreak.api.certification.certificates import SignedCertificate
+from tiebreak.api.provenance import cards, dossier, model_signatures, receipts, slsa
+from tiebreak.api.provenance.source import CertificateFormat, FormatSource
+from tiebreak.engine.data.disk import read_file, write_file
+from tiebreak.protocol.errors import VerificationError
+
+CARD: Final = "README.md"
+MAX_BYTES: Final = 1 << 24
+
+
+def write(names: Collection[str], source: FormatSource) -> list[Path]:
+    """Writes the formats of these names, all or none of them, and returns their files. Raises `ConfigurationError`."""
+    if "hub" in names and not source.text and (card := source.folder / CARD).exists():
+        source = replace(source, text=read_file(card, MAX_BYTES).decode(errors="surrogateescape"))
+    made = {source.folder / FORMATS[name].file: FORMATS[name].make(source) for name in names}
+    for path, data in made.items():
+        write_file(path, data)
+    return [*made]
+
+
+def check(signed: SignedCertificate, model: Path, certificate: Path) -> Iterator[str]:
+    """Checks the formats beside weights and certificate; a sentence for each. Raises `VerificationError`."""
+    places = [place.resolve() for place in (folder_of(model, model), certificate.parent)]
+    for place, (name, kind) in ((place, item) for place in dict.fromkeys(places) for item in FORMATS.items()):
+        path = place / kind.file
+        if not path.is_file():
+            continue
+        data = read_file(path, MAX_BYTES)
+        try:
+            again = kind.again(FormatSource(signed=signed, certificate=certificate.name, folder=place), data)
+        except VerificationError as error:
+            raise type(error)(f"{path}: {error}") from error
+        if again is not None and again != data:
+            raise VerificationError(f"{path}: expected what this certificate makes of it as {name}, got another file")
+        if again is not None:
+            but = ", but for what it declares of the model," if kind.asks else ","
+            yield f"{path} ({name}) is what this certificate makes of it{but} signed by {kind.signer}."
+
+
+def folder_of(model: Path, certificate: Path) -> Path:
+    """The folder of the formats: that of the weights, or, if these are one file, that of the certificate."""
+    return model if model.is_dir() else certificate.parent
+
+
+FORMATS: Final = {
+    "hub": CertificateFormat(
+        file=CARD, signer="nobody (its marked section)", make=cards.card, again=cards.card_again, asks=cards.HEADER
+    ),
+    "slsa": CertificateFormat(file=folders.SLSA, signer="the trainer", make=slsa.slsa, again=slsa.slsa_again),
+    "model-signing": CertificateFormat(
+        file=folders.MODEL_SIGNATURE,
+        signer="a key that signed the certificate too",
+        make=model_signatures.model_signature,
+        again=model_signatures.model_signature_again,
+    ),
+    "dossier": CertificateFormat(
+        file=folders.DOSSIER, signer="nobody", make=dossier.dossier, again=dossier.dossier_again, asks=dossier.ASKED
+    ),
+    "receipt": CertificateFormat(
+        file=folders.RECEIPT, signer="nobody", make=receipts.receipt, again=receipts.receipt_again
+    ),
+}
+"""All formats, by the names that `tiebreak certify --for` takes."""
