@@ -86,9 +86,9 @@ def certify(
 @opt.require_option
 @click.option("--base", "bases", type=MODEL, multiple=True, help="Also check that MODEL was trained on this model, as "
               "an adapter is, or that its run started from these weights; may be repeated.")  # fmt: skip
-@click.option("--base-certificate", "base_certificates", type=opt.FILE, multiple=True, help="The certificate of one "
-              "--base: follow what that comes from to the other ones, and print the lineage. --require is of MODEL's "
-              "certificate alone; --resaved and --others are for all. May be repeated.")  # fmt: skip
+@click.option("--base-certificate", "base_certificates", type=opt.FILE, multiple=True, help="The certificate of a "
+              "--base, in the order of these: follow that to its own base and start, and print the lineage. --require "
+              "is about MODEL's certificate alone; --resaved and --others are for all. May be repeated.")  # fmt: skip
 @click.option("--resaved", is_flag=True, help="Accept other bytes of the files, if each tensor is the certified one.")
 @click.option("--others", is_flag=True, help="Accept a folder with files from which a loader could take other weights "
               "or code.")  # fmt: skip
