@@ -271,7 +271,7 @@ def test_protocol_is_pure_through_all_that_it_imports(cases: Callable[[], None])
 
 
 LIGHT = (
-    "certification.certificates", "certification.claims", "chain.endings", "chain.onchain",
+    "certification.certificates", "certification.claims", "certification.lineage", "chain.endings", "chain.onchain",
     "corpus.programs", "disputing.judging", "provenance.formats", "signing.attesting", "training.reading",
 )  # fmt: skip
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.protocol.runs import make_job
 from tiebreak.protocol import trees
-from tiebreak.protocol.commitments.certificate import Attestation, Certificate, Logged, Seat, Weights
+from tiebreak.protocol.commitments.certificate import Attestation, Certificate, Logged, Origin, Seat, Weights
 from tiebreak.protocol.commitments.dsse import Envelope
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Head, SignedHead, SignedJob
@@ -31,21 +31,26 @@ def tensors(count: int) -> dict[str, Digest]:
 
 def certificate(
     *, steps: int = 10, interval: int = 4, count: int = 5, shards: int = 1, domain: Domain = DOMAIN,
-    ids: Mapping[str, Digest] = {}, **more: Any,
+    ids: Mapping[str, Digest] = {}, first: Mapping[str, Digest] = {}, **more: Any,
 ) -> Certificate:  # fmt: skip
     """A certificate for `count` tensors of a state that also has two moments for each, and a counter.
 
-    ids: other entries of the state; `weights` then says which of them the tensors are.
+    ids: other entries of the state; `weights` then says which of them the tensors are. first: the entries that the
+    first state has otherwise; then the certificate names what the run started from.
     """
     if not ids:
         moments = {f"{kind}.{name}": root(kind + name) for kind in ("first", "second") for name in tensors(count)}
         ids = {PREFIX + name: digest for name, digest in tensors(count).items()} | moments | {"step": root("step")}
         names = {name: PREFIX + name for name in tensors(count)}
         more = {"weights": Weights.of(state_tree(ids), sorted(ids), names, PREFIX)} | more
+    before = state_tree({**ids, **first}).root if first else root("state")
+    if first:
+        shown = [sorted(ids)[at + n] for at, entries in more["weights"].places for n in range(entries)]
+        more["start"] = Origin.of({**ids, **first}, dict(zip(shown, shown, strict=True)))
     job = replace(
         make_job(steps=steps, interval=interval), client=CLIENT.address, trainer=TRAINER.address,
         program_root=root("program"), body_count=8, state_count=len(ids), data_count=1,
-        initial_state_root=root("state"), data_root=root("data"),
+        initial_state_root=before, data_root=root("data"),
     )  # fmt: skip
     record = StepRecord(step=steps, state_root=state_tree(ids).root, loss_bits=0x3F800000)
     path = tuple(root(f"sibling {level}") for level in range(job.run_depth))

@@ -101,17 +101,21 @@ def test_a_certificate_of_a_million_steps_is_small() -> None:
 
 
 def test_certificate_fits_a_lora_adapter_of_126_layers() -> None:
-    """On all linear layers, as PEFT names them, between the frozen tensors that it adapts."""
+    """On all linear layers, as PEFT names them, between the frozen tensors that it adapts, with moments and a start."""
     linear = [f"self_attn.{x}_proj" for x in "qkvo"] + [f"mlp.{x}_proj" for x in ("gate", "up", "down")]
     paths = [f"base_model.model.model.layers.{i}.{name}" for i in range(126) for name in linear]
     own = {f"{p}.lora_{x}.weight": f"model.{p}.lora_{x}.default.weight" for p in paths for x in "AB"}
-    entries = sorted([*own.values(), *(f"model.{p}.base_layer.weight" for p in paths)])
+    moments = [f"optimizer.{kind}.{entry}" for kind in ("exp_avg", "exp_avg_sq") for entry in own.values()]
+    entries = sorted([*own.values(), *moments, *(f"model.{p}.base_layer.weight" for p in paths)])
     ids = {entry: Digest(sha256(entry.encode()).digest()) for entry in entries}
     tree = state_tree(ids)
     weights = Weights.of(tree, entries, own, "model.")
-    made = replace(MADE, weights=weights, attestation=Attestation(kind="x", evidence=bytes(MAX_EVIDENCE_BYTES)))
+    first = {entry: root(f"first {entry}") for entry in (*own.values(), *moments)}
+    attestation = Attestation(kind="x", evidence=bytes(MAX_EVIDENCE_BYTES))
+    made = certificate(ids=ids, first=first, weights=weights, attestation=attestation)
     data = envelope(made, TRAINER, CLIENT, AUDITOR).encode()
-    assert 100_000 < len(data) < MAX_ENVELOPE_BYTES
+    bare = envelope(replace(made, start=None), TRAINER, CLIENT, AUDITOR).encode()
+    assert 100_000 < len(data) < min(len(bare) + 1000, MAX_ENVELOPE_BYTES)
     read_again = Certificate.decode(Envelope.decode(data).payload).weights
     assert read_again.root(len(entries), {name: ids[entry] for name, entry in own.items()}) == tree.root
 
@@ -377,6 +381,57 @@ def test_adapter_certificate_also_checks_the_base_weights() -> None:
         renamed.check_base(OWN, BASE)
     with pytest.raises(VerificationError, match="expected one for an adapter"):
         MADE.check_base(tensors(5), BASE)
+
+
+FIRST = {PREFIX + name: root(f"first {name}") for name in tensors(5)} | {"step": root("zero")}
+STARTED = certificate(first=FIRST)
+START = {name: FIRST[PREFIX + name] for name in tensors(5)}
+
+
+def test_certificate_shows_the_weights_that_its_run_started_from() -> None:
+    assert read(envelope(STARTED).encode()) == STARTED
+    assert STARTED.start is not None
+    predicate = STARTED.document()["predicate"]
+    assert predicate["start"]["root"] == Adapter.root_of(START.values()).hex()
+    changed = [
+        n for n, pair in enumerate(zip(STARTED.start.nodes, STARTED.weights.nodes, strict=True)) if len({*pair}) > 1
+    ]
+    assert 0 < len(predicate["start"]["nodes"]) == len(changed) < len(STARTED.weights.nodes)
+    STARTED.check_tensors(tensors(5))
+    STARTED.check_start(START)
+    first, second, *_ = START
+    for wrong, said in (
+        (tensors(5), "start: expected tensors under state root .* than the run started from"),
+        ({**START, first: START[second], second: START[first]}, "start: expected tensors under state root"),
+        ({**START, first: root("first.layers.0.weight")}, "start: expected tensors under state root"),
+        ({name: START[name] for name in list(START)[1:]}, "expected 5 tensors of the state, got 4"),
+        ({**START, "more": root("more")}, "expected 5 tensors of the state, got 6"),
+    ):
+        with pytest.raises(VerificationError, match=said):
+            STARTED.check_start(wrong)
+    renamed = replace(STARTED, start=replace(STARTED.start, root=root("other weights")))
+    with pytest.raises(VerificationError, match="start: expected the root"):
+        renamed.check_start(START)
+    assert "start" not in MADE.document()["predicate"], "those who signed before signed the same bytes"
+    with pytest.raises(VerificationError, match="names what its run started from, got an older one"):
+        MADE.check_start(START)
+
+
+def test_starting_weights_have_one_spelling() -> None:
+    """Nodes are those of the final state, but for those that are listed; each of these is one of them, and another."""
+    assert STARTED.start is not None
+    final, own = STARTED.weights.nodes, STARTED.start.nodes
+    same = next(n for n, pair in enumerate(zip(own, final, strict=True)) if pair[0] == pair[1])
+    for name, node in ((str(same), final[same]), (str(len(own)), root("x")), ("-1", root("x")), (" 1", root("x"))):
+        document = STARTED.document()
+        document["predicate"]["start"]["nodes"][name] = node.hex()
+        with pytest.raises(EncodingError, match="with other fields"):
+            Certificate.decode(replace(STARTED.payload, data=json.dumps(document, sort_keys=True).encode()))
+    document = STARTED.document()
+    document["predicate"]["start"]["nodes"].popitem()
+    less = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+    with pytest.raises(VerificationError, match="start: expected tensors under"):
+        read(signed_again(less)).check_start(START)
 
 
 @pytest.mark.parametrize(

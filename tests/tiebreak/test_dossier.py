@@ -127,7 +127,7 @@ def test_sizes_follow_from_the_program_and_a_second_signer_compares_them(desk: D
         sign(Envelope(payload=false.payload), load_key(desk.parties.path("trainer.pem"))).encode()
     )
     desk.verify(desk.weights)
-    assert "expected the sizes of the program" in desk.certify("client", code=2)
+    assert "expected the sizes of the run" in desk.certify("client", code=2)
     older = replace(signed, sizes=None)
     desk.certificate.write_bytes(
         sign(Envelope(payload=older.payload), load_key(desk.parties.path("trainer.pem"))).encode()

@@ -4,14 +4,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, set_seed
+from peft import PeftModel
+from transformers import EarlyStoppingCallback, LlamaForCausalLM, Trainer, TrainerCallback, set_seed
 from transformers.trainer_callback import PrinterCallback
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 import tiebreak
 from tests.tiebreak.hf_cases import Interrupts, arguments, llama, losses, preferences, tokenizer
-from tests.tiebreak.hf_scripts import dpo, lora, saved, text
+from tests.tiebreak.hf_scripts import dpo, lora, saved, sft, text
+from tests.tiebreak.parties import Commands
 from tiebreak import ConfigurationError
+from tiebreak.api.certification.certificates import verify_lineage
+from tiebreak.api.certification.issuance import certify
+from tiebreak.engine.run.directory import RunDirectory
 
 pytestmark = pytest.mark.slow
 
@@ -74,3 +79,31 @@ def test_padding_that_changes_only_gradients_is_detected(tmp_path: Path) -> None
     made = dpo(tmp_path, per_device_train_batch_size=7)
     with pytest.raises(ConfigurationError, match="a loss that padding does not change"):
         tiebreak.hf.train(made)
+
+
+def test_dpo_goes_on_with_an_adapter_of_sft_as_their_certificates_show(tmp_path: Path, command: Commands) -> None:
+    """Three links, each trained by another key; an auditor signs the second one."""
+
+    def stage(name: str, trainer: Trainer) -> None:
+        key = tiebreak.new_key()
+        tiebreak.hf.train(trainer, key=key)
+        trainer.save_model(str(tmp_path / name / "out"))
+        certify(RunDirectory.open(tmp_path / name / "run"), tmp_path / name / "out", tmp_path / f"{name}.json", key)
+
+    def base() -> LlamaForCausalLM:
+        return LlamaForCausalLM.from_pretrained(tmp_path / "base" / "out", dtype=torch.float32)
+
+    stage("base", sft(tmp_path / "base"))
+    stage("sft", sft(tmp_path / "sft", model=base, peft=lora()))
+    command("audit", tmp_path / "sft" / "run", "--output", tmp_path / "replay", "--threads", 1)
+    certify(RunDirectory.open(tmp_path / "replay"), tmp_path / "sft" / "out", tmp_path / "sft.json", tiebreak.new_key())
+    args = arguments(DPOConfig, tmp_path / "dpo", precompute_ref_log_probs=True, bf16=False)
+    model = PeftModel.from_pretrained(base(), tmp_path / "sft" / "out", is_trainable=True)
+    trainer = DPOTrainer(model, args=args, train_dataset=preferences(), processing_class=tokenizer())
+    trainer.model.delete_adapter("ref")  # TRL's copy of the adapter, which the base does not have
+    stage("dpo", trainer)
+    bases, certificates = [tmp_path / name / "out" for name in ("sft", "base")], ("sft.json", "base.json")
+    links = verify_lineage(tmp_path / "dpo/out", tmp_path / "dpo.json", bases, [tmp_path / c for c in certificates])
+    assert links[0].origins == {"start": links[1], "base": links[2]}
+    assert links[1].origins == {"base": links[2]}
+    assert [len(link.signed.signers) for link in links if link.signed] == [1, 2, 1]

@@ -85,11 +85,14 @@ def certify(
 @click.argument("model", type=MODEL)
 @click.argument("certificate", type=opt.FILE)
 @opt.require_option
+@click.option("--base", "bases", type=MODEL, multiple=True, help="Also check that MODEL was trained on this model, as "
+              "an adapter is, or that its run started from these weights; may be repeated.")  # fmt: skip
+@click.option("--base-certificate", "base_certificates", type=opt.FILE, multiple=True, help="The certificate of a "
+              "--base, in the order of these: follow that to its own base and start, and print the lineage. --require "
+              "is about MODEL's certificate alone; --resaved and --others are for all. May be repeated.")  # fmt: skip
 @click.option("--resaved", is_flag=True, help="Accept other bytes of the files, if each tensor is the certified one.")
 @click.option("--others", is_flag=True, help="Accept a folder with files from which a loader could take other weights "
               "or code.")  # fmt: skip
-@click.option("--base", type=MODEL, help="With an adapter: also check that this is the model that it was trained "
-              "on.")  # fmt: skip
 @opt.rpc_option(required=False)
 @click.option("--attestation-verifier", "verifier", metavar="COMMAND", help="Run `COMMAND TYPE NONCE` on the "
               "evidence in the certificate, which is its standard input, and show what it says.")  # fmt: skip
@@ -97,7 +100,8 @@ def certify(
 @opt.json_option
 def verify(
     model: Path, certificate: Path, require: tuple[Address, ...], resaved: bool, others: bool, rpc: str | None,
-    verifier: str | None, require_attestation: bool, as_json: bool, base: Path | None,
+    verifier: str | None, require_attestation: bool, as_json: bool, bases: tuple[Path, ...],
+    base_certificates: tuple[Path, ...],
 ) -> int:  # fmt: skip
     """Check that MODEL is what its CERTIFICATE says.
 
@@ -115,16 +119,17 @@ def verify(
     """
     if require_attestation and verifier is None:
         raise ConfigurationError("expected --attestation-verifier with --require-attestation, got none")
-    signed, found = api.certificates.verify(
-        model, certificate, require=require, resaved=resaved, others=others, base=base
+    links = api.certificates.verify_lineage(
+        model, certificate, bases, base_certificates, require=require, resaved=resaved, others=others
     )
+    signed, found, origins = links[0].signed, links[0].found, links[0].origins
+    assert signed is not None
     proves = [*signed.proves(), f"Each of the {len(found.tensors)} tensors in {model} is one of that final state."]
     if found.same:
         proves.append(f"{len(found.same)} other files of {model} have the SHA-256 that was signed for.")
-    if base is not None:
-        proves.append(f"{base} is the base that these adapters were trained on: that state has its frozen tensors too.")
+    proves += [f"{link.folder} {api.lineage.ORIGINS[role]}" for role, link in origins.items()]
     proves += api.formats.check(signed, model, certificate)
-    open_ = signed.leaves_open(found, chain_asked=rpc is not None, base_given=base is not None)
+    open_ = signed.leaves_open(found, chain_asked=rpc is not None, base_given="base" in origins)
     if rpc is not None:
         api.endings.check_ending(api.boards.board_of(rpc, signed.certificate), signed.certificate)
         proves.append("The node says that the board settled the job with this head.")
@@ -133,6 +138,7 @@ def verify(
     if as_json:
         document = {"holds": True, "required": required, **_document(signed, found)}
         document |= {"proves": proves, "not_proven": open_}
+        document |= {"lineage": api.lineage.documents(links)} if bases else {}
         if verifier is not None:
             document["attestation_verifier"] = None if said is None else asdict(said)
         opt.tell(document, as_json=True)
@@ -141,6 +147,7 @@ def verify(
         by = f", signed by {parties}." if parties else " for keys that anybody can make: no --require is given."
         lines = [f"The certificate holds{by}", "", "What it proves:", *(f"  - {line}" for line in proves)]
         lines += ["", "What it does not prove:", *(f"  - {line}" for line in open_)]
+        lines += api.lineage.lines(links, require) if base_certificates else []
         if verifier is not None and said is None:
             lines += ["", "The verifier of attestations was not asked: the certificate has none."]
         elif said is not None:
@@ -161,6 +168,7 @@ def _document(signed: "api.certificates.SignedCertificate", found: "Found") -> d
         "final_state": certificate.record.state_root.hex(),
         "run_root": certificate.head.head.run_root.hex(),
         **({} if certificate.adapter is None else {"base": certificate.adapter.root.hex()}),
+        **({} if certificate.start is None else {"start": certificate.start.root.hex()}),
         "tensors": len(found.tensors),
         "files": [{"file": name, "sha256": found.files[name].hex()} for name in sorted(found.files)],
         "other_files": {
@@ -168,7 +176,7 @@ def _document(signed: "api.certificates.SignedCertificate", found: "Found") -> d
             "different": sorted(found.different),
             "unsigned": list(found.unsigned),
         },
-        "signatures": [{"by": signed.role(one), "address": f"0x{one.hex()}"} for one in signed.signers],
+        "signatures": signed.signatures,
     }
 
 

@@ -5,16 +5,19 @@ parties who are asked for have signed; (3) only plain files are read, no tensor 
 there is one, says where each is; (4) the files have the SHA-256 that was signed for, whatever they are called now;
 (5) the tensors are those of the final state, all of them and no others, and an adapter's configuration is the one that
 was signed for; (6) what loads the folder loads these files and runs no code of it, and its other files are those that
-were signed for, if the certificate names any (`folders`); (7) the final state has the tensors of the base that is
-given, under this adapter. One pass over the files gives (4) and (5).
+were signed for, if the certificate names any (`folders`); (7) each base that is given is one of the model, or what its
+run started from, or in turn so of such a base with a certificate, for which all but (2) holds. One pass over the files
+gives (4) and (5).
 """
 
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from graphlib import CycleError, TopologicalSorter
 from hashlib import sha256
 from io import FileIO
+from itertools import zip_longest
 from pathlib import Path
 from typing import Final, Self
 
@@ -62,6 +65,11 @@ class SignedCertificate:
         """The role of a signer in the job; one who is no party of it is called an auditor."""
         job = self.certificate.job
         return {job.trainer: "trainer", job.client: "client"}.get(signer, "auditor")
+
+    @property
+    def signatures(self) -> list[dict[str, str]]:
+        """The signers with their roles, for documents."""
+        return [{"by": self.role(one), "address": f"0x{one.hex()}"} for one in self.signers]
 
     def proves(self) -> list[str]:
         """Sentences that follow from the certificate alone."""
@@ -131,38 +139,110 @@ def read_certificate(path: Path) -> SignedCertificate:
         raise type(error)(str(error) if str(path) in str(error) else f"{path}: {error}") from error
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LineageLink:
+    """Weights in a lineage. signed: their certificate, if one was given.
+
+    origins: what they come from: `start`, which their run started from, and `base`.
+    """
+
+    folder: Path
+    found: Found
+    signed: SignedCertificate | None
+    origins: dict[str, "LineageLink"] = field(default_factory=dict)
+
+
 def verify(
     model: Path, certificate: Path, *, require: Sequence[Address] = (), resaved: bool = False, others: bool = False,
     base: Path | None = None,
 ) -> tuple[SignedCertificate, Found]:  # fmt: skip
-    """Checks a .safetensors file, or a folder as `save_pretrained` writes it, against a certificate.
+    """The same as `verify_lineage`, with at most one base. Returns the certificate and the files of the model."""
+    bases = () if base is None else (base,)
+    model_link = verify_lineage(model, certificate, bases, require=require, resaved=resaved, others=others)[0]
+    assert model_link.signed is not None
+    return model_link.signed, model_link.found
 
-    require: those who must have signed in addition to the trainer. resaved: the files may have other bytes than were
-    signed for, as long as every tensor is the same. others: the folder may hold other files from which a loader could
-    take weights or code. base: of an adapter, the model that it is to be used with. Raises `VerificationError`.
+
+def verify_lineage(
+    model: Path, certificate: Path, bases: Sequence[Path] = (), certificates: Sequence[Path] = (), *,
+    require: Sequence[Address] = (), resaved: bool = False, others: bool = False,
+) -> list[LineageLink]:  # fmt: skip
+    """Checks a .safetensors file, or a folder as `save_pretrained` writes it, against a certificate; and its origins.
+
+    bases: weights from which the model comes, perhaps by way of others of them; each has to be of use. certificates:
+    those of the first bases, in their order. require: those who must have signed the model's certificate in addition to
+    the trainer. resaved: the files may have other bytes than were signed for, as long as every tensor is the same.
+    others: a folder may hold other files from which a loader could take weights or code. Returns the model's link, and
+    then those that it leads to. Raises `VerificationError`.
     """
-    signed = read_certificate(certificate)  # (1)
+    if len(certificates) > len(bases):
+        raise ConfigurationError(f"expected a --base for each --base-certificate, got {len(bases)}")
+    given = [read_certificate(path) for path in (certificate, *certificates)]  # (1)
     for address in require:  # (2)
-        if address not in signed.signers:
+        if address not in given[0].signers:
             raise SignatureError(f"{certificate}: expected a signature by 0x{address.hex()}, got none")
-    found, other_files = read_weights(model, besides=certificate), signed.certificate.others
-    check(signed.certificate, found, model, resaved=resaved)
-    if other_files is not None and model.is_dir():
-        found = found.compared(model, other_files)
-    read = {model: found}
-    if base is not None:
-        read[base] = read_weights(base)
-        signed.certificate.check_base(found.tensors, read[base].tensors)  # (7)
-    for folder, held in read.items() if not others else ():
-        is_listed = folder == model and other_files is not None
-        if folder.is_dir() and (named := folders.doubtful(folder, held, is_listed=is_listed)):  # (6)
-            of_model = f"{WEIGHTS}, or {INDEX} with the files that it names,"
-            right = of_model if held.configuration is None else folders.ADAPTER_WEIGHTS
+    made = list[LineageLink]()
+    for path, own, signed in zip_longest((model, *bases), (certificate, *certificates), given):
+        found = _checked(path, read_weights(path, besides=own), signed, resaved=resaved, others=others)
+        made.append(LineageLink(folder=path, found=found, signed=signed))
+    return _lineage(made)
+
+
+def _lineage(made: Sequence[LineageLink]) -> list[LineageLink]:
+    """The first link, and all others, as it leads to them. Raises `VerificationError` (7)."""
+    links, why = [made[0]], dict[LineageLink, str]()
+    starts_first = sorted(made, key=lambda link: link.found.configuration is None)
+    for link in links:  # which grow
+        if link.signed is None:
+            continue
+        for other in starts_first:
+            try:
+                role = _role(link.signed.certificate, link.found, other.found)
+            except VerificationError as error:
+                why.setdefault(other, str(error))
+                continue
+            if link.origins.setdefault(role, other) is other and other not in links:
+                links.append(other)
+    for other in made:
+        if other not in links:
             raise VerificationError(
-                f"{folder}: expected {right} and no other weights or code, got {listed(named)}: who loads the folder "
-                "may get something else; --others leaves that to you"
+                f"{other.folder}: expected the base of {made[0].folder} or what its run started from, or that of "
+                f"another --base with a certificate, once, got others: {why.get(other, 'it is given twice')}"
             )
-    return signed, found
+    try:
+        TopologicalSorter({link: link.origins.values() for link in links}).prepare()
+    except CycleError as error:
+        circle = " from ".join(str(link.folder) for link in reversed(error.args[1]))
+        raise VerificationError(f"lineage: expected one that ends, got a circle: {circle}") from error
+    return links
+
+
+def _checked(path: Path, found: Found, signed: SignedCertificate | None, *, resaved: bool, others: bool) -> Found:
+    """Steps (4) to (6) for weights, with a certificate or without, and their other files compared with it."""
+    files = None if signed is None else signed.certificate.others
+    if signed is not None:
+        check(signed.certificate, found, path, resaved=resaved)
+    if files is not None and path.is_dir():
+        found = found.compared(path, files)
+    if not others and path.is_dir() and (named := folders.doubtful(path, found, is_listed=files is not None)):  # (6)
+        of_model = f"{WEIGHTS}, or {INDEX} with the files that it names,"
+        right = of_model if found.configuration is None else folders.ADAPTER_WEIGHTS
+        raise VerificationError(
+            f"{path}: expected {right} and no other weights or code, got {listed(named)}: who loads the folder "
+            "may get something else; --others leaves that to you"
+        )
+    return found
+
+
+def _role(certificate: Certificate, found: Found, other: Found) -> str:
+    """Whether others are the `base` or the `start` of certified weights. Raises `VerificationError` if neither (7)."""
+    if certificate.adapter is not None and other.configuration is None:
+        certificate.check_base(found.tensors, other.tensors)
+        return "base"
+    if {*other.tensors.values()} == {*found.tensors.values()}:
+        raise VerificationError("start: expected weights that training changed, got those that it ended with")
+    certificate.check_start(other.tensors)
+    return "start"
 
 
 def check(certificate: Certificate, found: Found, model: Path, *, resaved: bool = False) -> None:

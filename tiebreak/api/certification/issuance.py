@@ -26,7 +26,6 @@ from tiebreak.api.training.runs import names_of
 from tiebreak.api.training.tasks import PEFT
 from tiebreak.engine.capture.state import MODEL
 from tiebreak.engine.data.disk import read_file, write_file
-from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.run.cost import cost_of
 from tiebreak.engine.run.directory import RunDirectory, check_root
 from tiebreak.engine.run.schedule import slot_name
@@ -36,6 +35,7 @@ from tiebreak.protocol.commitments.certificate import (
     Attestation,
     Certificate,
     Logged,
+    Origin,
     Seat,
     Sizes,
     Weights,
@@ -86,11 +86,10 @@ def certify(
     if there is None:
         envelope = Envelope(payload=replace(made, attestation=attestation).payload)
     else:
-        for what in ("agreement", "head", "record", "adapter"):  # (4)
-            if getattr(there, what) != getattr(made, what):
+        for what in ("agreement", "head", "record", "adapter", "start", "sizes"):  # (4)
+            is_older = what in ("start", "sizes") and getattr(there, what) is None
+            if getattr(there, what) != getattr(made, what) and not is_older:
                 raise VerificationError(f"{output}: expected the {what} of the run in {run.path}, got another")
-        if there.sizes not in (None, made.sizes):
-            raise VerificationError(f"{output}: expected the sizes of the program in {run.path}, got others")
         certificates.check(there, found, model)
         # A party signs for no file of the folder that it does not have, but for those that only people read.
         signed = there.others or {}
@@ -114,7 +113,7 @@ def _certificate(
     job, records = run.job, run.records()
     if len(records) != job.checkpoints:  # (1)
         raise StateError(f"{run.path}: expected records of all {job.checkpoints} checkpoints, got {len(records)}")
-    ids = identities(run.state(job.steps, records[-1].state_root, narrow=True))
+    ids, first = run.identities(job.steps), run.identities(0)
     tree = run_tree([record.digest for record in records], job.steps, job.checkpoint_interval)
     head = run.last_head() or head  # (2)
     if head is None:
@@ -131,14 +130,16 @@ def _certificate(
         if ids[entry] != digest:
             raise VerificationError(f"{model}, {tensor}: expected it as {entry} of the final state, got another tensor")
     shown = {names[tensor] for tensor in found.tensors}
-    weights = Weights.of(state_tree(ids), sorted(ids), {n: e for n, e in names.items() if e in shown}, MODEL)
+    certified = {name: entry for name, entry in names.items() if entry in shown}
+    weights = Weights.of(state_tree(ids), sorted(ids), certified, MODEL)
     settlement, audits = (None, ()) if ending is None else ending
     check = check_of(run)
     described = dict(environment.describe()) | ({} if check == "full" else {certificates.CHECK: CHECKS[check]})
     return Certificate(
         agreement=run.agreement, head=head, record=records[-1], path=tuple(tree.proof(job.checkpoints - 1)),
         files=found.files, settlement=settlement, audits=audits,
-        weights=weights, adapter=_adapter(run, ids, shown, found.configuration), sizes=sizes_of(run.program),
+        weights=weights, adapter=_adapter(run, ids, shown, found.configuration), start=Origin.of(first, certified),
+        sizes=sizes_of(run.program),
         others=digests(model, (name for name in found.others if not name.endswith("/"))) if model.is_dir() else None,
         environment={n: text.encode("ascii", "replace").decode()[:_WORDS] for n, text in described.items()},
     )  # fmt: skip

@@ -156,14 +156,20 @@ class RunDirectory:
         narrow: whether f32 entries that no step changes may be in bfloat16, if that holds them exactly. Raises
         `VerificationError`.
         """
+        return self._state(step, root, narrow)[0]
+
+    def identities(self, step: int) -> dict[str, Digest]:
+        """The ids of the tensors of a checkpoint's state (or of step 0), checked as `state` checks it."""
+        return self._state(step, None, True)[1]
+
+    def _state(self, step: int, root: Digest | None, narrow: bool) -> tuple[dict[str, "Tensor"], dict[str, Digest]]:
         with self.folder(STATES) as states:
             tensors = read_state(states, state_name(step), self.program, first=step == 0, narrow=narrow)
         if root is None:
             root = self.job.initial_state_root if step == 0 else self.record_of(step).state_root
-        check_root(
-            f"{self.state_path(step)}: state after step {step}", root, state_tree(arrays.identities(tensors)).root
-        )
-        return tensors
+        ids = arrays.identities(tensors)
+        check_root(f"{self.state_path(step)}: state after step {step}", root, state_tree(ids).root)
+        return tensors, ids
 
     def records(self) -> list[StepRecord]:
         """The records of the checkpoints so far. An incomplete last append is ignored; any other defect is refused."""

@@ -16,6 +16,9 @@ to the final state's root and from there to each tensor of the weights:
                   fields of `weights`, for the names of the base's tensors, and the places of base and adapter together;
                   and `root`, by which the base is named: that of a state whose entries are its frozen tensors, each
                   once, under its id in hex
+    start         the weights that the run started from: what its first state has in the places of `weights`. `root`, by
+                  which they are named as a base is, and those of the nodes that are others than in `weights`, by their
+                  number there (`nodes`): with the same names, they lead to the job's first state. Absent in older ones
     others        absent, or the SHA-256 of each other file of the folder of the weights, by its path there. No run
                   computed them: the signers say that they belong to these weights
     sizes         absent, or numbers that follow from the program: of the model's `parameters`, of those that are
@@ -34,7 +37,8 @@ Numbered plan of `Certificate.verify` and of what comes before and after it: (1)
 (`decode`), (2) client and trainer signed the job, (3) the trainer signed a head of all its checkpoints, (4) the record
 is the last of that head's run, (5) every signature under an address is by that address, and the trainer's is there
 (`signers`), (6) the tensors fill their places of the final state, and none is left over (`check_tensors`), (7) so do
-the tensors of an adapter's base together with them, and they are those of the base's root (`check_base`).
+the tensors of an adapter's base together with them, and they are those of the base's root (`check_base`), (8) and the
+first state has the tensors of other files in the same places (`check_start`).
 """
 
 from bisect import bisect_left
@@ -288,6 +292,30 @@ class Adapter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """The weights that a run started from. nodes: for its first state what `Weights.nodes` are for the final one."""
+
+    root: Digest
+    nodes: tuple[Digest, ...]
+
+    @classmethod
+    def of(cls, first: Mapping[str, Digest], tensors: Mapping[str, str]) -> Self:
+        """first: the ids of the first state's tensors, by their entries. tensors: as those of `Weights.of`."""
+        root = Adapter.root_of(first[entry] for entry in tensors.values())
+        return cls(root=root, nodes=Weights.of(state_tree(first), sorted(first), tensors, "").nodes)
+
+    def document(self, final: Weights) -> dict[str, Any]:
+        pairs = enumerate(zip(self.nodes, final.nodes, strict=True))
+        return {"root": self.root.hex(), "nodes": {str(n): own.hex() for n, (own, last) in pairs if own != last}}
+
+    @classmethod
+    def read(cls, found: JsonObject, final: Weights) -> Self:
+        root, own = intoto.digest_in(found, "root"), found.inner("nodes")
+        nodes = (intoto.digest_in(own, str(n)) if str(n) in own else node for n, node in enumerate(final.nodes))
+        return cls(root=root, nodes=tuple(nodes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
     """The content of a statement. files: the SHA-256 of each file of the weights, by its name."""
 
@@ -300,6 +328,7 @@ class Certificate:
     audits: tuple[Seat, ...] = ()
     settlement: Logged | None = None
     adapter: Adapter | None = None
+    start: Origin | None = None
     sizes: Sizes | None = None
     others: Mapping[str, Digest] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -336,7 +365,8 @@ class Certificate:
 
         ids: the id of each tensor of all files, by its name there.
         """
-        self._check_root("weights", self.weights.root(self.job.state_count, ids))  # (6)
+        root = self.weights.root(self.job.state_count, ids)
+        self._check_root("weights", root, self.record.state_root, "the run ended with")  # (6)
 
     def check_base(self, ids: Mapping[str, Digest], base: Mapping[str, Digest]) -> None:
         """Raise `VerificationError` unless an adapter is one of this base, and the final state has both.
@@ -346,16 +376,28 @@ class Certificate:
         if self.adapter is None:
             raise VerificationError("certificate: expected one for an adapter, which has a base, got one for a model")
         own, weights = self.weights.entries(ids), self.adapter.base
-        self._check_root("base", weights.root(self.job.state_count, base, own))  # (7)
-        root = Adapter.root_of(tensor for entry, tensor in weights.entries(base).items() if entry not in own)
-        if root != self.adapter.root:
-            raise VerificationError(f"base: expected the root {self.adapter.root.hex()}, got {root.hex()}")
+        found = weights.root(self.job.state_count, base, own)
+        self._check_root("base", found, self.record.state_root, "the run ended with")  # (7)
+        frozen = [tensor for entry, tensor in weights.entries(base).items() if entry not in own]
+        _check_name("base", self.adapter.root, frozen)
 
-    def _check_root(self, what: str, root: Digest) -> None:
-        if root != self.record.state_root:
+    def check_start(self, ids: Mapping[str, Digest]) -> None:
+        """Raise `VerificationError` unless the run started from these weights, all that it ended with.
+
+        ids: the id of each tensor of all files, by its name there, which is that of the same tensor after training.
+        """
+        if self.start is None:
+            raise VerificationError("certificate: expected one that names what its run started from, got an older one")
+        root = replace(self.weights, nodes=self.start.nodes).root(self.job.state_count, ids)
+        self._check_root("start", root, self.job.initial_state_root, "the run started from")  # (8)
+        _check_name("start", self.start.root, self.weights.entries(ids).values())
+
+    @staticmethod
+    def _check_root(what: str, root: Digest, expected: Digest, run: str) -> None:
+        if root != expected:
             raise VerificationError(
-                f"{what}: expected tensors under state root {self.record.state_root.hex()}, got {root.hex()}: a "
-                "tensor has another name, type, shape or value than the run ended with"
+                f"{what}: expected tensors under state root {expected.hex()}, got {root.hex()}: a tensor has another "
+                f"name, type, shape or value than {run}"
             )
 
     # ------------------------------------------------------------ the statement
@@ -396,6 +438,8 @@ class Certificate:
                 "configuration": self.adapter.configuration.hex(), "root": self.adapter.root.hex(),
                 "base": self.adapter.base.document(job.state_count),
             }  # fmt: skip
+        if self.start is not None:
+            predicate["start"] = self.start.document(self.weights)
         if self.sizes is not None:
             predicate["sizes"] = self.sizes.document()
         if self.others is not None:
@@ -414,6 +458,7 @@ class Certificate:
         job, head, final = (predicate.inner(name) for name in ("job", "head", "finalState"))
         agreement = SignedJob.decode(from_base64("job, signed", job.text("signed")))
         audits = predicate.take("audits", "seats", intoto.is_list) if "audits" in predicate else ()
+        weights = _weights(predicate.inner("weights"))
         made = cls(
             agreement=agreement,
             head=SignedHead.decode(from_base64("head, signed", head.text("signed"))),
@@ -423,10 +468,11 @@ class Certificate:
             ),
             path=intoto.digests_in(final, "path"),
             files=dict(intoto.subject_in(item) for item in top.take("subject", "at least one file", intoto.is_list)),
-            weights=_weights(predicate.inner("weights")),
+            weights=weights,
             audits=tuple(map(_seat, audits)),
             settlement=Logged.read(predicate.inner("settlement")) if "settlement" in predicate else None,
             adapter=_adapter(predicate.inner("adapter")) if "adapter" in predicate else None,
+            start=Origin.read(predicate.inner("start"), weights) if "start" in predicate else None,
             sizes=Sizes.read(predicate.inner("sizes")) if "sizes" in predicate else None,
             others=_others(predicate.inner("others")) if "others" in predicate else None,
             environment=intoto.texts_in(predicate.inner("environment")),
@@ -434,6 +480,12 @@ class Certificate:
         )  # fmt: skip
         intoto.require_same(payload, made.document(), "what the signed job and head in it say")  # (1)
         return made
+
+
+def _check_name(what: str, expected: Digest, tensors: Iterable[Digest]) -> None:
+    """Raise `VerificationError` unless tensors have the root by which they are named."""
+    if (root := Adapter.root_of(tensors)) != expected:
+        raise VerificationError(f"{what}: expected the root {expected.hex()}, got {root.hex()}")
 
 
 def _seat(item: object) -> Seat:
