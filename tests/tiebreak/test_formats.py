@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from base64 import b64decode
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -36,10 +37,11 @@ from tiebreak.protocol.commitments.computation_receipts import (
     tensor_digest,
     verdict,
 )  # fmt: skip
+from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.program.rounding import Policy
 
-ALL: Final = "hub,slsa,model-signing,receipt"
+ALL: Final = "hub,slsa,in-toto,model-signing,receipt"
 VECTORS: Final = Path(__file__).parents[3] / "shared" / "receipts" / "CR-v0.1-conformance-vectors.json"
 
 
@@ -160,6 +162,12 @@ def test_a_run_of_policy_logged_is_unverifiable(desk: Desk) -> None:
     own = formats.FORMATS["receipt"].make(source)
     assert verdict(own, own) == "UNVERIFIABLE"
     assert formats.FORMATS["receipt"].again(source, own) == own
+    key = load_key(desk.parties.path("trainer.pem"))
+    audited = replace(source, signed=replace(logged, signers=[*logged.signers, Address(bytes(20))]), key=key)
+    made = json.loads(formats.FORMATS["in-toto"].make(audited))
+    predicate = json.loads(b64decode(made["payload"]))["predicate"]
+    assert (predicate["arithmetic"]["replay"], predicate["signers"][1]["role"]) == ("unverifiable", "auditor")
+    assert predicate["assuranceLevel"] == "self_attested", "its replay had the trainer's log"
     assert [line for line in logged.leaves_open() if line.startswith("Unverifiable: ")] != []
     assert [line for line in signed.leaves_open() if line.startswith("Unverifiable: ")] == []
 
