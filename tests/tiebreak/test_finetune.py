@@ -12,6 +12,7 @@ from typing import Any
 import datasets
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from peft import PeftModel
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -75,11 +76,14 @@ def test_finetune_turns_conversations_into_a_certified_adapter(
     def interrupted(self: Run, *given: Any, callbacks: list[Any], **more: Any) -> Run:
         return resume(self, *given, callbacks=[*callbacks, stop], **more)
 
+    configuration = json.loads((here / "model" / "config.json").read_text())
+    (here / "model" / "config.json").write_text(json.dumps(configuration | {"_name_or_path": "org/base"}))
+    (here / "about.toml").write_text('license = "mit"\nlanguage = ["no", "en"]\n')
     with monkeypatch.context() as patch:
         patch.setattr(Run, "resume", interrupted)
         command("finetune", *options(here, here / "out"), code=130)
     assert tiebreak.open_run(here / "out" / "run").step == 10
-    found = command.tell("finetune", *options(here, here / "out"))
+    found = command.tell("finetune", *options(here, here / "out"), "--about", here / "about.toml")
     run, adapter = tiebreak.open_run(here / "out" / "run"), here / "out" / "adapter"
     assert (found["steps"], found["loss"]) == (20, run.losses[-1])
     assert run.losses[-1] < run.losses[0]
@@ -87,10 +91,13 @@ def test_finetune_turns_conversations_into_a_certified_adapter(
     told = command(*found["verify"].split()[1:])
     assert f"{here / 'model'} is the base that these adapters were trained on" in told
     assert "not as they were signed for" not in told
-    assert "README.md (hub) is what this certificate makes of it" in told
+    assert "README.md (hub) is what this certificate makes of it, but for what it declares" in told
     card = (adapter / "README.md").read_text()
-    named = ['base_model_relation: "adapter"\nlibrary_name: "peft"\n---\n<!-- tiebreak']
-    named += [found["certificate"], "base_model: model\n", "SHA-256 `", "--base BASE --require 0x", run.job.id.hex()]
+    assert ModelCard(card).data.to_dict() == {
+        "base_model": "org/base", "base_model_relation": "adapter", "library_name": "peft", "license": "mit",
+        "language": ["no", "en"], "pipeline_tag": "text-generation",
+    }  # fmt: skip
+    named = ["---\n<!-- tiebreak", found["certificate"], "SHA-256 `", "--base BASE --require 0x", run.job.id.hex()]
     assert [line for line in named if line not in card] == []
     base = LlamaForCausalLM.from_pretrained(here / "model", dtype="auto")
     loaded, ids = PeftModel.from_pretrained(base, adapter), torch.arange(4, 20)[None]

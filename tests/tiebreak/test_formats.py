@@ -41,7 +41,7 @@ from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.program.rounding import Policy
 
-ALL: Final = "hub,slsa,in-toto,model-signing,receipt"
+ALL: Final = "hub,slsa,in-toto,model-signing,receipt,dossier"
 VECTORS: Final = Path(__file__).parents[3] / "shared" / "receipts" / "CR-v0.1-conformance-vectors.json"
 
 
@@ -60,7 +60,7 @@ def files(desk: Desk) -> dict[str, Path]:
 def test_verify_names_each_format_and_a_later_signer_changes_none(desk: Desk) -> None:
     desk.certify("client")
     told = desk.verify(desk.weights)
-    assert [name for name in files(desk) if f" ({name}) is what this certificate makes of it" not in told] == []
+    assert [name for name in files(desk) if f" ({name}) is what this certificate makes of it," not in told] == []
     desk.certify("client", "--for", "hub")
     card = files(desk)["hub"].read_text()
     assert all(f"--require {desk.parties.address(who)}" in card for who in ("trainer", "client"))

@@ -42,7 +42,7 @@ def _formats(_: click.Context, __: click.Parameter, value: str | None) -> list[s
               "a new certificate. It is not checked here; the nonce that it signs has to be the run root.")  # fmt: skip
 @click.option("--for", "formats", callback=_formats, metavar="NAME,...", help="Also write the certificate for other "
               "tools, in a folder of weights, else beside the certificate: hub (README.md, a model card), slsa, "
-              "in-toto, model-signing, receipt. slsa needs the trainer's --key, in-toto and model-signing a "
+              "in-toto, model-signing, dossier, receipt. slsa needs the trainer's --key, in-toto and model-signing a "
               "signer's.")  # fmt: skip
 @click.option("--certificate-chain", "chain", type=opt.FILE, help="With --for model-signing: X.509 certificates in "
               "PEM that name your P-256 key (`tiebreak key FILE --public`), leaf first, to go into it.")  # fmt: skip
@@ -74,11 +74,10 @@ def certify(
         raise ConfigurationError(f"expected --for {api.formats.LAST} with --certificate-chain, got none")
     api.formats.keep_bundle(formats, weights, output, signs=key is not None)
     chained = () if chain is None else api.x509_chains.read_chain(chain)
-    answers = {} if about is None else api.about.read_about(about)
+    known = api.about.About() if about is None else api.about.About.read(about)
     owner = None if key is None else load_key(key)
     files = {api.formats.FORMATS[name].file for name in formats}
     signed, found = api.issuance.certify(opened, weights, output, owner, ending, evidence, files)
-    known = api.about.about_run(opened, signed.certificate.weights.prefix, answers)
     source = api.source.FormatSource(
         signed=signed, certificate=output.name, folder=api.formats.folder_of(weights, output), key=owner, about=known,
         chain=chained,

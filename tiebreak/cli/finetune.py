@@ -96,7 +96,7 @@ def finetune(
     docs/finetuning.md.
     """
     settings, folder, adapter = FineTuning(**given), output / "run", output / "adapter"
-    declared = {} if about is None else api.about.read_about(about)
+    declared = api.about.About() if about is None else api.about.About.read(about)
     Keep.parse(keep)
     if merge is not None and merge.is_dir() and any(merge.iterdir()):
         raise ConfigurationError(f"expected a new or empty folder to merge into, got {merge}; choose another")
@@ -112,7 +112,7 @@ def finetune(
     signed, _ = api.issuance.certify(api.reading.open_directory(folder), adapter, certificate, signer)
     text = api.finetuning.description(prepared, run, data)
     answers = {"base_model": base} if (base := api.cards.hub_id(Path(settings.model) / "config.json", NAME)) else {}
-    known = api.about.About(answers={"pipeline_tag": "text-generation", **answers, **declared})
+    known = api.about.About(answers={"pipeline_tag": "text-generation", **answers, **declared.answers})
     api.formats.write(["hub"], api.source.FormatSource(
         signed=signed, certificate=certificate.name, folder=adapter, text=text, about=known
     ))  # fmt: skip

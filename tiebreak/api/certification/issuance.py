@@ -11,7 +11,9 @@ and in-toto's libraries read no key on secp256k1.
 
 from collections.abc import Collection, Mapping, Set
 from dataclasses import replace
+from math import prod
 from pathlib import Path
+from re import fullmatch
 from typing import Final
 
 from tiebreak.api.certification import certificates
@@ -25,16 +27,27 @@ from tiebreak.api.training.tasks import PEFT
 from tiebreak.engine.capture.state import MODEL
 from tiebreak.engine.data.disk import read_file, write_file
 from tiebreak.engine.data.tensors import identities
+from tiebreak.engine.run.cost import cost_of
 from tiebreak.engine.run.directory import RunDirectory, check_root
 from tiebreak.engine.run.schedule import slot_name
-from tiebreak.protocol.commitments.certificate import Adapter, Attestation, Certificate, Logged, Seat, Weights
+from tiebreak.protocol.commitments.certificate import (
+    MAX_SHAPES,
+    Adapter,
+    Attestation,
+    Certificate,
+    Logged,
+    Seat,
+    Sizes,
+    Weights,
+)
 from tiebreak.protocol.commitments.dsse import MAX_ENVELOPE_BYTES, Envelope
 from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.records import run_tree, state_tree
-from tiebreak.protocol.commitments.statement import sign
+from tiebreak.protocol.commitments.statement import WORDS, sign
 from tiebreak.protocol.errors import ConfigurationError, StateError, VerificationError
-from tiebreak.protocol.program.isa import SourceKind
+from tiebreak.protocol.program.isa import DType, SourceKind
+from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Digest
 
 _WORDS: Final = 200
@@ -76,6 +89,8 @@ def certify(
         for what in ("agreement", "head", "record", "adapter"):  # (4)
             if getattr(there, what) != getattr(made, what):
                 raise VerificationError(f"{output}: expected the {what} of the run in {run.path}, got another")
+        if there.sizes not in (None, made.sizes):
+            raise VerificationError(f"{output}: expected the sizes of the program in {run.path}, got others")
         certificates.check(there, found, model)
         # A party signs for no file of the folder that it does not have, but for those that only people read.
         signed = there.others or {}
@@ -123,9 +138,22 @@ def _certificate(
     return Certificate(
         agreement=run.agreement, head=head, record=records[-1], path=tuple(tree.proof(job.checkpoints - 1)),
         files=found.files, settlement=settlement, audits=audits,
-        weights=weights, adapter=_adapter(run, ids, shown, found.configuration),
+        weights=weights, adapter=_adapter(run, ids, shown, found.configuration), sizes=sizes_of(run.program),
         others=digests(model, (name for name in found.others if not name.endswith("/"))) if model.is_dir() else None,
         environment={n: text.encode("ascii", "replace").decode()[:_WORDS] for n, text in described.items()},
+    )  # fmt: skip
+
+
+def sizes_of(program: Program) -> Sizes | None:
+    """The numbers of a program for a certificate; None if its data have too many entries, or unprintable names."""
+    data = {name: shape for name, (_, shape) in program.data_spec().items()}
+    if len(data) > MAX_SHAPES or not all(fullmatch(WORDS, name) for name in data):
+        return None
+    entries = ((name, prod(shape)) for name, (dtype, shape) in program.state_spec().items() if dtype == DType.F32)
+    model = {name: count for name, count in entries if name.startswith(MODEL)}
+    trained = sum(count for name, count in model.items() if name not in program.frozen)
+    return Sizes(
+        parameters=sum(model.values()), trained=trained, operations=cost_of(program).flops, data=data
     )  # fmt: skip
 
 

@@ -1,23 +1,19 @@
-"""What no certificate says of a model, and other formats ask for: what a person declares, and the sizes of its run.
+"""What no run shows of a model, and other formats ask for, so that a person has to declare it.
 
-A person's answers are in a TOML file, by the names of `FIELDS`. Files that are made with them carry them along, as
-JSON with sorted names (`carried`), so that a reader can make the file again.
+The answers are in a TOML file, by the names of `FIELDS`. Files that are made with them carry them along, as
+JSON (`carried`), so that a reader can make the file again.
 """
 
 import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import prod
 from pathlib import Path
 from re import ASCII, fullmatch
 from typing import Any, Final, Self
 
 from tiebreak.engine.data.disk import read_file
-from tiebreak.engine.run.cost import cost_of
-from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.protocol.errors import ConfigurationError, EncodingError, VerificationError, own_file
-from tiebreak.protocol.program.isa import DType
+from tiebreak.protocol.errors import ConfigurationError, EncodingError, own_file
 from tiebreak.protocol.strict_json import JsonObject
 
 MAX_BYTES: Final = 1 << 16
@@ -25,7 +21,7 @@ MAX_TEXT: Final = 2_000
 MAX_LIST: Final = 100
 HUB_ID: Final = r"[A-Za-z0-9_][\w.-]{0,95}(?:/[\w.-]{1,96})?"
 """The id of a model or a dataset on Hugging Face's Hub."""
-_DEPTH: Final = 5
+_DEPTH: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,20 +62,13 @@ FIELDS: Final = {
     "oversight": AboutField(question="How people oversee the model in use"),
 }
 """What a person may declare, by the names in the TOML file."""
-Answers = Mapping[str, str | list[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """What a person declared of a model, and the sizes of its run.
+    """What a person declared of a model: text, or a list of texts, by the names of `FIELDS`."""
 
-    data: the shape of each entry of the data. sizes: numbers that program and job fix; anybody with the run's files
-    can count again.
-    """
-
-    answers: Answers = field(default_factory=dict)
-    data: Mapping[str, list[int]] = field(default_factory=dict)
-    sizes: Mapping[str, int] = field(default_factory=dict)
+    answers: Mapping[str, str | list[str]] = field(default_factory=dict)
 
     @property
     def missing(self) -> list[str]:
@@ -97,51 +86,29 @@ class About:
 
     def carried(self) -> str:
         """The text that a file carries: JSON in ASCII."""
-        document = {"answers": dict(self.answers), "data": dict(self.data), "sizes": dict(self.sizes)}
-        return json.dumps(document, sort_keys=True, separators=(",", ":"))
+        return json.dumps({"answers": dict(self.answers)}, sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def read_carried(cls, text: str) -> Self:
         """Reads what a file carries, which may be a stranger's. Raises `EncodingError`."""
         top = JsonObject.parse("about", text.encode("utf-8", "surrogateescape"), _DEPTH)
-        answers, data, sizes = (top.inner(name) for name in ("answers", "data", "sizes"))
+        found = top.inner("answers")
         top.finish()
-        names, counts = data.names(), sizes.names()
-        if not all(map(_is_line, [*names, *counts])) or len(names) > MAX_LIST:
-            raise EncodingError("about: expected printable names, got others")
-        return cls(
-            answers=_answers({name: answers.take(name, "an answer", lambda _: True) for name in answers.names()}),
-            data={name: data.take(name, "a shape", _is_shape) for name in names},
-            sizes={name: sizes.integer(name, 0, 1 << 80) for name in counts},
-        )
+        return cls(answers=_checked({name: found.take(name, "an answer", lambda _: True) for name in found.names()}))
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Reads a person's TOML file. Raises `ConfigurationError` that says which fields there are."""
+        try:
+            with own_file():
+                return cls(answers=_checked(tomllib.loads(read_file(path, MAX_BYTES).decode("utf-8"))))
+        except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+            raise ConfigurationError(f"{path}: expected TOML, got something else: {error}") from error
+        except ConfigurationError as error:
+            raise ConfigurationError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
 
 
-def about_run(run: RunDirectory, prefix: str, answers: Answers) -> About:
-    """What is known of a run by its program. prefix: that of the names of its model's entries."""
-    program = run.program
-    shapes = {name: shape for name, (dtype, shape) in program.state_spec().items() if dtype == DType.F32}
-    model = {name: prod(shape) for name, shape in shapes.items() if name.startswith(prefix)}
-    sizes = {
-        "parameters": sum(model.values()),
-        "trained_parameters": sum(size for name, size in model.items() if name not in program.frozen),
-        "operations": cost_of(program).flops * run.job.steps,
-    }
-    data = {name: list(shape) for name, (_, shape) in program.data_spec().items() if _is_line(name)}
-    return About(answers=answers, data=dict([*data.items()][:MAX_LIST]), sizes=sizes)
-
-
-def read_about(path: Path) -> Answers:
-    """Reads a person's TOML file. Raises `ConfigurationError` that says which fields there are."""
-    try:
-        with own_file():
-            return _answers(tomllib.loads(read_file(path, MAX_BYTES).decode("utf-8")))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigurationError(f"{path}: expected TOML, got something else: {error}") from error
-    except VerificationError as error:
-        raise ConfigurationError(f"{path}: {error}") from error
-
-
-def _answers(found: Mapping[str, Any]) -> dict[str, str | list[str]]:
+def _checked(found: Mapping[str, Any]) -> dict[str, str | list[str]]:
     for name, value in found.items():
         if name not in FIELDS:
             raise EncodingError(f"about: expected fields among {', '.join(FIELDS)}, got {name[:80]!r}")
@@ -159,7 +126,3 @@ def _answers(found: Mapping[str, Any]) -> dict[str, str | list[str]]:
 def _is_line(value: object) -> bool:
     """Whether a value is one line of text that any terminal may show."""
     return isinstance(value, str) and value.isprintable() and bool(value.strip()) and len(value) <= MAX_TEXT
-
-
-def _is_shape(value: object) -> bool:
-    return isinstance(value, list) and len(value) <= 8 and all(type(one) is int and 0 <= one < 1 << 63 for one in value)

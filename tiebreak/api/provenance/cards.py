@@ -48,7 +48,8 @@ def card(source: FormatSource) -> bytes:
 def _fields(source: FormatSource) -> dict[str, str | list[str]]:
     """The fields of the header that are known."""
     fields: dict[str, str | list[str]] = {}
-    if base := hub_id(source.folder / folders.ADAPTER, BASE):
+    base = hub_id(source.folder / folders.ADAPTER, BASE)
+    if base and not Path(base).is_dir():  # then it is the path of the folder that the base was loaded from
         fields["base_model"] = base
     if source.signed.certificate.adapter is not None:
         fields |= {"base_model_relation": "adapter", "library_name": "peft"}

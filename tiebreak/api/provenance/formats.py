@@ -11,6 +11,7 @@ certificate and from what the file alone can have, its signature and its own tex
     in-toto        a training run by a predicate of our own (docs/predicate.md), with a level of assurance
     model-signing  OpenSSF model signing (v1.0): all files of the folder with their SHA-256, in a Sigstore bundle, for
                    `model_signing verify key`, or `certificate` with a chain of X.509 certificates
+    dossier        a page for an AI Act file, with what a person declares (`about`)
     receipt        a Computation Receipt (`tiebreak.protocol.commitments.computation_receipts`)
 
 slsa, in-toto and model-signing are signed by the P-256 key of a party (`tiebreak.api.signing.attesting`), slsa also by
@@ -26,6 +27,8 @@ Fields of the certificate's predicate (and `subject`) -> fields of the format; w
                    finalState.root -> finalState; job.policy, .precision -> arithmetic; signatures -> signers,
                    assuranceLevel
     model-signing  subject -> resources
+    dossier        subject, job.program, .data, .firstState, .steps, .policy, .precision, finalState.root, adapter.root,
+                   sizes, environment, settlement, audits -> lines of the page
     receipt        job.program, .steps -> computation.id; job.policy, .precision -> arithmetic; job.firstState ->
                    model.digest; job.data -> input.digest; finalState.root -> output.digest
 """
@@ -37,7 +40,7 @@ from typing import Final
 
 from tiebreak.api.certification import folders
 from tiebreak.api.certification.certificates import SignedCertificate
-from tiebreak.api.provenance import cards, in_toto, model_signatures, receipts, slsa
+from tiebreak.api.provenance import cards, dossier, in_toto, model_signatures, receipts, slsa
 from tiebreak.api.provenance.source import CertificateFormat, FormatSource
 from tiebreak.engine.data.disk import read_file, write_file
 from tiebreak.protocol.errors import ConfigurationError, VerificationError
@@ -45,6 +48,7 @@ from tiebreak.protocol.errors import ConfigurationError, VerificationError
 CARD: Final = "README.md"
 LAST: Final = "model-signing"
 """The format that covers the files of all others."""
+COSIGNER: Final = "a key that signed the certificate too"
 MAX_BYTES: Final = 1 << 24
 
 
@@ -88,7 +92,9 @@ def check(signed: SignedCertificate, model: Path, certificate: Path) -> Iterator
         if again is not None and again != data:
             raise VerificationError(f"{path}: expected what this certificate makes of it as {name}, got another file")
         if again is not None:
-            yield f"{path} ({name}) is what this certificate makes of it, signed by {kind.signer}.{kind.says(data)}"
+            but = ", but for what it declares of the model," if kind.asks else ","
+            signed_by = f"signed by {kind.signer}.{kind.says(data)}"
+            yield f"{path} ({name}) is what this certificate makes of it{but} {signed_by}"
 
 
 def folder_of(model: Path, certificate: Path) -> Path:
@@ -101,22 +107,19 @@ FORMATS: Final = {
         file=CARD, signer="nobody (its marked section)", make=cards.card, again=cards.card_again, asks=cards.HEADER
     ),
     "slsa": CertificateFormat(file=folders.SLSA, signer="the trainer", make=slsa.slsa, again=slsa.slsa_again),
-    "model-signing": CertificateFormat(
-        file=folders.MODEL_SIGNATURE,
-        signer="a key that signed the certificate too",
-        make=model_signatures.model_signature,
-        again=model_signatures.model_signature_again,
-        says=model_signatures.model_signature_says,
-    ),
     "in-toto": CertificateFormat(
-        file=folders.IN_TOTO,
-        signer="a key that signed the certificate too",
-        make=in_toto.training_run,
-        again=in_toto.training_run_again,
+        file=folders.IN_TOTO, signer=COSIGNER, make=in_toto.training_run, again=in_toto.training_run_again,
         says=in_toto.training_run_says,
+    ),
+    "model-signing": CertificateFormat(
+        file=folders.MODEL_SIGNATURE, signer=COSIGNER, make=model_signatures.model_signature,
+        again=model_signatures.model_signature_again, says=model_signatures.model_signature_says,
+    ),
+    "dossier": CertificateFormat(
+        file=folders.DOSSIER, signer="nobody", make=dossier.dossier, again=dossier.dossier_again, asks=dossier.ASKED
     ),
     "receipt": CertificateFormat(
         file=folders.RECEIPT, signer="nobody", make=receipts.receipt, again=receipts.receipt_again
     ),
-}
+}  # fmt: skip
 """All formats, by the names that `tiebreak certify --for` takes."""

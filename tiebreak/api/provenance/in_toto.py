@@ -5,10 +5,9 @@ import re
 from dataclasses import replace
 from typing import Final
 
-from tiebreak.api.provenance.envelopes import checked_again, one_signature, payload_with
+from tiebreak.api.provenance.envelopes import checked_again, one_signature, payload_with, signed_envelope
 from tiebreak.api.provenance.slsa import ROOT
 from tiebreak.api.provenance.source import FormatSource, verify_command
-from tiebreak.api.signing.attesting import public_pem, signed_for_others
 from tiebreak.protocol.commitments.dsse import Envelope, Payload
 from tiebreak.protocol.commitments.statement import FILE, hexed, is_list
 from tiebreak.protocol.errors import ConfigurationError
@@ -45,18 +44,16 @@ def _payload(source: FormatSource, pem: str) -> Payload:
 
 
 def training_run(source: FormatSource) -> bytes:
-    if source.key is None or not re.fullmatch(FILE, source.certificate):
-        raise ConfigurationError("in-toto: expected a signer's key, and a certificate with a plain name")
-    envelope = Envelope(payload=_payload(source, public_pem(source.key)))
-    return signed_for_others(envelope, source.key).encode()
+    if not re.fullmatch(FILE, source.certificate):
+        raise ConfigurationError(f"expected a certificate with a plain name, got {source.certificate!r}")
+    return signed_envelope(source, _payload)[0].encode()
 
 
 def training_run_again(source: FormatSource, data: bytes) -> bytes:
     envelope = one_signature(data)
     predicate = JsonObject.parse("statement", envelope.payload.data, 8).inner("predicate")
     name = predicate.inner("certificate").text("name", FILE)
-    listed = predicate.take("signers", "at least one", is_list)
-    named = [JsonObject("signer", signer).text("id") for signer in listed]
+    named = str(predicate.take("signers", "at least one", is_list))
     # Who signs later need not write the file again: it may name some of the signers, and its level is by those.
     signers = [signer for signer in source.signed.signers if hexed(signer) in named]
     known = replace(source, certificate=name, signed=replace(source.signed, signers=signers))

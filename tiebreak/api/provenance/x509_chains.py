@@ -1,7 +1,6 @@
 """X.509 certificates of a signer's P-256 key, leaf first, as a CA such as Fulcio issues them. No CA is judged here."""
 
 from collections.abc import Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +11,6 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from tiebreak.engine.data.disk import read_file
 from tiebreak.protocol.errors import ConfigurationError, SignatureError, own_file
 
-MAX_CERTIFICATES: Final = 8
 MAX_BYTES: Final = 1 << 15
 _SHOWN: Final = 200
 _MALFORMED: Final = (
@@ -25,38 +23,23 @@ def read_chain(path: Path) -> tuple[bytes, ...]:
     with own_file():
         data = read_file(path, MAX_BYTES)
     try:
-        found = tuple(one.public_bytes(Encoding.DER) for one in x509.load_pem_x509_certificates(data))
+        return tuple(one.public_bytes(Encoding.DER) for one in x509.load_pem_x509_certificates(data))
     except _MALFORMED as error:
         raise ConfigurationError(f"{path}: expected X.509 certificates in PEM, got something else: {error}") from error
-    if len(found) > MAX_CERTIFICATES:
-        raise ConfigurationError(f"{path}: expected at most {MAX_CERTIFICATES} certificates, got {len(found)}")
-    return found
 
 
-def check_chain(chain: Sequence[bytes], pem: str) -> None:
-    """Raises `SignatureError` unless the leaf is for the key in this PEM."""
+def identity(chain: Sequence[bytes], pem: str) -> str:
+    """Whom the leaf names, escaped for a terminal: its alternative names, else its subject.
+
+    Raises `SignatureError` unless it is for the key in this PEM.
+    """
     try:
-        key = x509.load_der_x509_certificate(chain[0]).public_key()
-        found = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+        leaf = x509.load_der_x509_certificate(chain[0])
+        key = leaf.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+        named = (one.value for one in leaf.extensions if isinstance(one.value, x509.SubjectAlternativeName))
+        text = ", ".join(str(name.value) for names in named for name in names) or leaf.subject.rfc4514_string()
     except _MALFORMED as error:
-        raise SignatureError(
-            f"expected an X.509 certificate of the signer's key, got something else: {error}"
-        ) from error
-    if found != pem:
+        raise SignatureError(f"expected X.509 certificates of the signer's key, got others: {error}") from error
+    if key != pem:
         raise SignatureError("expected an X.509 certificate of the P-256 key that signs, got one of another key")
-
-
-def chain_digest(chain: Sequence[bytes]) -> str:
-    """The SHA-256 of the certificates, one after the other, in hex."""
-    return sha256(b"".join(chain)).hexdigest()
-
-
-def identity(leaf: bytes) -> str:
-    """Whom a certificate names, escaped for a terminal: its alternative names, else its subject."""
-    try:
-        found = x509.load_der_x509_certificate(leaf)
-        named = (one.value for one in found.extensions if isinstance(one.value, x509.SubjectAlternativeName))
-        text = ", ".join(str(name.value) for names in named for name in names) or found.subject.rfc4514_string()
-    except _MALFORMED:
-        text = "unreadable"
     return ascii(text[:_SHOWN])

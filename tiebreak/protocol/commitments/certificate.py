@@ -18,6 +18,8 @@ to the final state's root and from there to each tensor of the weights:
                   once, under its id in hex
     others        absent, or the SHA-256 of each other file of the folder of the weights, by its path there. No run
                   computed them: the signers say that they belong to these weights
+    sizes         absent, or numbers that follow from the program: of the model's `parameters`, of those that are
+                  `trained`, of f32 `operations` in a step, and the shape of each entry of the `data`
     audits        seats whose auditors the board has paid; settlement: the transaction that settled the job. Both are
                   absent without a chain, and only a node of that chain can confirm them
     environment   of whoever made the certificate, as it says
@@ -49,12 +51,15 @@ from tiebreak.protocol.commitments.eip712 import ADDRESS_BYTES, Address
 from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob
 from tiebreak.protocol.commitments.records import StepRecord, state_leaf, state_tree
 from tiebreak.protocol.errors import EncodingError, SignatureError, VerificationError
+from tiebreak.protocol.program.isa import MAX_RANK
 from tiebreak.protocol.program.rounding import Policy
 from tiebreak.protocol.strict_json import JsonObject
 from tiebreak.protocol.tags import Digest
 
 PREDICATE_TYPE: Final = "urn:tiebreak:certificate:1"
 MAX_BLOCK: Final = (1 << 64) - 1
+MAX_OPERATIONS: Final = (1 << 80) - 1
+MAX_SHAPES: Final = 32
 MAX_EVIDENCE_BYTES: Final = 7 << 10
 """The most bytes of an attestation: in base64 twice, as in a payload, they leave a certificate below 20 kB."""
 MAX_OTHERS: Final = 100
@@ -88,6 +93,31 @@ class Seat:
     auditor: Address
     number: int
     paid: Logged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Numbers that follow from a program. See the module."""
+
+    parameters: int
+    trained: int
+    operations: int
+    data: Mapping[str, tuple[int, ...]]
+
+    def document(self) -> dict[str, Any]:
+        data = {name: list(shape) for name, shape in self.data.items()}
+        return {"parameters": self.parameters, "trained": self.trained, "operations": self.operations, "data": data}
+
+    @classmethod
+    def read(cls, found: JsonObject) -> Self:
+        shapes = found.inner("data")
+        names = shapes.names()
+        if len(names) > MAX_SHAPES or not all(fullmatch(intoto.WORDS, name) for name in names):
+            raise EncodingError(f"sizes: expected shapes of at most {MAX_SHAPES} printable names, got others")
+        return cls(
+            **{name: found.integer(name, 0, MAX_OPERATIONS) for name in ("parameters", "trained", "operations")},
+            data={name: tuple(shapes.take(name, "a shape", _is_shape)) for name in names},
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,6 +300,7 @@ class Certificate:
     audits: tuple[Seat, ...] = ()
     settlement: Logged | None = None
     adapter: Adapter | None = None
+    sizes: Sizes | None = None
     others: Mapping[str, Digest] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     attestation: Attestation | None = None
@@ -365,6 +396,8 @@ class Certificate:
                 "configuration": self.adapter.configuration.hex(), "root": self.adapter.root.hex(),
                 "base": self.adapter.base.document(job.state_count),
             }  # fmt: skip
+        if self.sizes is not None:
+            predicate["sizes"] = self.sizes.document()
         if self.others is not None:
             predicate["others"] = {name: digest.hex() for name, digest in self.others.items()}
         if (found := self.attestation) is not None:
@@ -394,6 +427,7 @@ class Certificate:
             audits=tuple(map(_seat, audits)),
             settlement=Logged.read(predicate.inner("settlement")) if "settlement" in predicate else None,
             adapter=_adapter(predicate.inner("adapter")) if "adapter" in predicate else None,
+            sizes=Sizes.read(predicate.inner("sizes")) if "sizes" in predicate else None,
             others=_others(predicate.inner("others")) if "others" in predicate else None,
             environment=intoto.texts_in(predicate.inner("environment")),
             attestation=Attestation.read(predicate.inner("attestation")) if "attestation" in predicate else None,
@@ -433,6 +467,12 @@ def _others(found: JsonObject) -> dict[str, Digest]:
             f"others: expected at most {MAX_OTHERS} paths in a folder, got {len(names)}, or other names"
         )
     return {name: intoto.digest_in(found, name) for name in names}
+
+
+def _is_shape(value: object) -> bool:
+    return isinstance(value, list) and len(value) <= MAX_RANK and all(
+        type(size) is int and 0 <= size <= MAX_OPERATIONS for size in value
+    )  # fmt: skip
 
 
 def _are_places(value: object) -> bool:
