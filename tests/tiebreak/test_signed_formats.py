@@ -3,25 +3,23 @@
 import json
 import random
 import re
+import runpy
 import shutil
 from base64 import b64decode, b64encode
 from collections.abc import Callable
-from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from contextlib import nullcontext, suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding
 from google.protobuf import json_format
 from model_signing import hashing, verifying
 from securesystemslib.dsse import Envelope as OtherEnvelope
 from securesystemslib.signer import SSlibKey
 
+from tests.tiebreak.fulcio import ISSUER, chained, key_of, logged, trust
 from tests.tiebreak.parties import PASSPHRASE, Commands, Parties
 from tests.tiebreak.test_certificates import Desk, certificate_of, statement_of
 from tests.tiebreak.test_formats import ALL, mutants
@@ -146,37 +144,13 @@ def test_certify_leaves_no_stale_signature_of_a_folder(desk: Desk) -> None:
 # ---------------------------------------------------------------- X.509
 
 
-def chained(folder: Path, key: Any, name: str = "a@example.org") -> tuple[Path, Path]:
-    """PEM files of a root of its own, and of a leaf for a key, as Fulcio's, with the intermediate above it."""
-    usage = dict.fromkeys(
-        ["content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only",
-         "decipher_only", "crl_sign"], False,
-    )  # fmt: skip
-    titles = [x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, f"{folder.name} {n}")]) for n in range(2)]
-    keys = [ec.derive_private_key(int.from_bytes(str(title).encode()) >> 8, ec.SECP256R1()) for title in titles]
-
-    def issued(subject: x509.Name, public: Any, by: int) -> bytes:
-        start, ca = datetime(2026, 1, 1, tzinfo=UTC), subject in titles
-        made = x509.CertificateBuilder(titles[by], subject, public, 1, start, start + timedelta(minutes=10))
-        made = made.add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
-        made = made.add_extension(x509.KeyUsage(digital_signature=not ca, key_cert_sign=ca, **usage), critical=True)
-        if not ca:
-            made = made.add_extension(x509.SubjectAlternativeName([x509.RFC822Name(name)]), critical=True)
-        return made.sign(keys[by], hashes.SHA256()).public_bytes(Encoding.PEM)
-
-    folder.mkdir()
-    (folder / "root.pem").write_bytes(issued(titles[0], keys[0].public_key(), 0))
-    (folder / "chain.pem").write_bytes(issued(x509.Name([]), key, 1) + issued(titles[1], keys[1].public_key(), 0))
-    return folder / "root.pem", folder / "chain.pem"
-
-
 def test_a_chain_of_a_ca_stands_in_the_place_of_a_key(desk: Desk) -> None:
     """The owner's tool accepts it under this CA and no other; ours names whom it names, and judges no CA."""
     asked = desk.command("key", desk.parties.path("trainer.pem"), "--request")
     root, chain = chained(
         desk.folder.parent / "ca", x509.load_pem_x509_csr(asked.encode()).public_key(), "a@example.org\x1b[2J"
     )
-    other_root, of_other_key = chained(desk.folder.parent / "cb", ec.derive_private_key(5, ec.SECP256R1()).public_key())
+    other_root, of_other_key = chained(desk.folder.parent / "cb", key_of("another").public_key())
     path = file_of(desk, "model-signing")
     before = path.read_bytes()
     for name, wrong, code in (("hub", chain, 1), ("model-signing", path, 1), ("model-signing", of_other_key, 2)):
@@ -191,6 +165,29 @@ def test_a_chain_of_a_ca_stands_in_the_place_of_a_key(desk: Desk) -> None:
     del bundle["verificationMaterial"]["x509CertificateChain"]["certificates"][1]
     path.write_text(json.dumps(bundle) + "\n")
     assert str(path) in desk.verify(desk.folder, code=2)
+
+
+def test_sigstore_verifies_it_offline_with_an_entry_of_a_log(desk: Desk, tmp_path: Path) -> None:
+    key = attesting_key(load_key(desk.parties.path("trainer.pem"))).public_key()
+    root, chain = chained(tmp_path / "ca", key)
+    desk.certify("trainer", "--for", "model-signing", "--certificate-chain", chain)
+    signature, (leaf, _) = file_of(desk, "model-signing").read_bytes(), chain.read_bytes().split(b"-----BEGIN")[1:]
+    bundle = runpy.run_path(str(ROOT / "examples" / "sigstore_bundle.py"))["bundle"]
+    made = bundle(signature, logged(signature, b"-----BEGIN" + leaf))
+    path, config = tmp_path / "model.sigstore.json", tmp_path / "trust.json"
+    for roots, data, refusal in (
+        ((root, chain), made, None),
+        (chained(tmp_path / "cb", key), made, "certificate chain"),
+        ((root, chain), made.replace(b'"treeSize": "1"', b'"treeSize": "2"'), "invalid log entry"),
+        ((root, chain), bundle(signature, logged(signature, b"another key")), "log entry signatures"),
+    ):
+        path.write_bytes(data)
+        config.write_text(json.dumps(trust(*roots)))
+        tool = verifying.Config().use_sigstore_verifier(
+            identity="a@example.org", oidc_issuer=ISSUER, trust_config=config
+        )
+        with nullcontext() if refusal is None else pytest.raises(Exception, match=refusal):
+            tool.verify(desk.folder, path)
 
 
 # ---------------------------------------------------------------- in-toto
