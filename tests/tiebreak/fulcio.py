@@ -58,11 +58,7 @@ def chained(folder: Path, key: Any, name: str = "a@example.org") -> tuple[Path, 
 
     The leaf is as Fulcio's, with an address, its issuer, and the receipt (RFC 6962) of a log whose name is `ct`.
     """
-    root, middle, stamp = (
-        f"{folder.name} root",
-        f"{folder.name} middle",
-        struct.pack("!Q", int(START.timestamp()) * 1000),
-    )
+    root, middle, stamp = f"{folder.name} root", f"{folder.name} middle", int(START.timestamp() * 1000).to_bytes(8)
     parts = [
         x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.CODE_SIGNING]),
         x509.SubjectAlternativeName([x509.RFC822Name(name)]),

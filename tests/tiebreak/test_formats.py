@@ -122,7 +122,7 @@ def test_a_model_signature_of_one_file_covers_no_other(desk: Desk) -> None:
     public.write_text(desk.command("key", desk.parties.path("trainer.pem"), "--public"))
     tool = Config().use_elliptic_key_verifier(public_key=public).set_ignore_unsigned_files(True)
     tool.verify(desk.folder, path)
-    assert " It covers 1 files.\n" in desk.verify(desk.weights)
+    assert " It covers 1 file.\n" in desk.verify(desk.weights)
     desk.certify("client", "--for", "hub")
 
 

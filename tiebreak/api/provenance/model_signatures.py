@@ -68,7 +68,8 @@ def model_signature_again(source: FormatSource, data: bytes) -> bytes:
 def model_signature_says(data: bytes) -> str:
     bundle = json.loads(data)
     statement = json.loads(from_base64("payload", bundle["dsseEnvelope"]["payload"]))
-    text = f" It covers {len(statement['predicate']['resources'])} files."
+    count = len(statement["predicate"]["resources"])
+    text = f" It covers {count} file{'s' * (count != 1)}."
     if (chain := bundle["verificationMaterial"].get(CHAIN)) is not None:
         leaf, pem = chain["certificates"][0]["rawBytes"], statement["subject"][0]["annotations"]["publicKey"]
         name = identity([from_base64("certificate", leaf)], pem)
