@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from base64 import b64decode
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -15,6 +16,7 @@ import pytest
 from google.protobuf import json_format
 from huggingface_hub import ModelCard
 from in_toto_attestation.predicates.provenance.v1.provenance_pb2 import Provenance
+from model_signing.verifying import Config
 from securesystemslib.dsse import Envelope as OtherEnvelope
 from securesystemslib.signer import SSlibKey
 
@@ -25,7 +27,7 @@ from tiebreak.api.certification.certificates import read_certificate
 from tiebreak.api.provenance import formats
 from tiebreak.api.provenance.cards import BEGIN, END
 from tiebreak.api.provenance.source import FormatSource
-from tiebreak.api.signing.attesting import attesting_key, public_pem
+from tiebreak.api.signing.attesting import attesting_key
 from tiebreak.cli.key import load_key
 from tiebreak.protocol.commitments.computation_receipts import (
     canonical,
@@ -36,10 +38,11 @@ from tiebreak.protocol.commitments.computation_receipts import (
     tensor_digest,
     verdict,
 )  # fmt: skip
+from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.program.rounding import Policy
 
-ALL: Final = "hub,slsa,model-signing,receipt,dossier"
+ALL: Final = "hub,slsa,in-toto,model-signing,receipt,dossier"
 VECTORS: Final = Path(__file__).parents[3] / "shared" / "receipts" / "CR-v0.1-conformance-vectors.json"
 
 
@@ -114,23 +117,13 @@ def test_slsa_provenance_is_read_by_in_totos_library(desk: Desk) -> None:
     assert [dict(one.digest) for one in statement.subject] == [one["digest"] for one in signed["subject"]]
 
 
-def test_a_model_signature_follows_the_format_of_openssf(desk: Desk) -> None:
-    desk.certify("client", "--for", "model-signing")
-    key, bundle = load_key(desk.parties.path("client.pem")), json.loads(files(desk)["model-signing"].read_text())
-    assert bundle["mediaType"] == "application/vnd.dev.sigstore.bundle.v0.3+json"
-    pem = public_pem(key).encode()
-    assert bundle["verificationMaterial"]["publicKey"] == {"hint": sha256(pem).hexdigest()}
-    envelope = OtherEnvelope.from_dict(bundle["dsseEnvelope"])
-    public = SSlibKey.from_crypto(attesting_key(key).public_key(), keyid=next(iter(envelope.signatures)))
-    envelope.verify([public], 1)
-    statement_of(envelope.payload)
-    digest = sha256(desk.weights.read_bytes())
-    document = json.loads(envelope.payload)
-    assert document["predicateType"] == "https://model_signing/signature/v1.0"
-    assert document["predicate"]["resources"] == [
-        {"name": "model.safetensors", "algorithm": "sha256", "digest": digest.hexdigest()}
-    ]
-    assert document["subject"][0]["digest"] == {"sha256": sha256(digest.digest()).hexdigest()}
+def test_a_model_signature_of_one_file_covers_no_other(desk: Desk) -> None:
+    path, public = files(desk)["model-signing"], desk.folder / "trainer.pub"
+    public.write_text(desk.command("key", desk.parties.path("trainer.pem"), "--public"))
+    tool = Config().use_elliptic_key_verifier(public_key=public).set_ignore_unsigned_files(True)
+    tool.verify(desk.folder, path)
+    assert " It covers 1 file.\n" in desk.verify(desk.weights)
+    desk.certify("client", "--for", "hub")
 
 
 # ---------------------------------------------------------------- receipts
@@ -160,6 +153,12 @@ def test_a_run_of_policy_logged_is_unverifiable(desk: Desk) -> None:
     own = formats.FORMATS["receipt"].make(source)
     assert verdict(own, own) == "UNVERIFIABLE"
     assert formats.FORMATS["receipt"].again(source, own) == own
+    key = load_key(desk.parties.path("trainer.pem"))
+    audited = replace(source, signed=replace(logged, signers=[*logged.signers, Address(bytes(20))]), key=key)
+    made = json.loads(formats.FORMATS["in-toto"].make(audited))
+    predicate = json.loads(b64decode(made["payload"]))["predicate"]
+    assert (predicate["arithmetic"]["replay"], predicate["signers"][1]["role"]) == ("unverifiable", "auditor")
+    assert predicate["assuranceLevel"] == "self_attested", "its replay had the trainer's log"
     assert [line for line in logged.leaves_open() if line.startswith("Unverifiable: ")] != []
     assert [line for line in signed.leaves_open() if line.startswith("Unverifiable: ")] == []
 

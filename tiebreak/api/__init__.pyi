@@ -10,7 +10,7 @@ from tiebreak.api.corpus import corpus_runs
 from tiebreak.api.data import importing
 from tiebreak.api.disputing import disputes, judging
 from tiebreak.api.machine import environment, interpreters, qualification
-from tiebreak.api.provenance import about, cards, formats, source
+from tiebreak.api.provenance import about, cards, formats, source, x509_chains
 from tiebreak.api.signing import attesting, keys
 from tiebreak.api.training import bundle, calibrating, distributed, finetuning, reading, runs, trackers
 from tiebreak.api.watching import alarms, monitoring, sampling
@@ -19,4 +19,4 @@ __all__ = ["about", "alarms", "attestation", "attesting", "audits", "boards", "b
 __all__ += ["certificates", "chains", "claims", "corpus_runs", "data", "disputes", "distributed", "endings"]
 __all__ += ["environment", "finetuning", "formats", "forward", "importing", "interpreters", "issuance", "judging"]
 __all__ += ["keys", "lineage", "loader", "monitoring", "offers", "onchain", "ownership", "progress", "qualification"]
-__all__ += ["reading", "runs", "sampling", "sealing", "source", "trackers", "weights"]
+__all__ += ["reading", "runs", "sampling", "sealing", "source", "trackers", "weights", "x509_chains"]

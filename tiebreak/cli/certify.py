@@ -42,13 +42,16 @@ def _formats(_: click.Context, __: click.Parameter, value: str | None) -> list[s
               "a new certificate. It is not checked here; the nonce that it signs has to be the run root.")  # fmt: skip
 @click.option("--for", "formats", callback=_formats, metavar="NAME,...", help="Also write the certificate for other "
               "tools, in a folder of weights, else beside the certificate: hub (README.md, a model card), slsa, "
-              "model-signing, dossier, receipt. slsa needs the trainer's --key, model-signing a signer's.")  # fmt: skip
+              "in-toto, model-signing, dossier, receipt. slsa needs the trainer's --key, in-toto and model-signing a "
+              "signer's.")  # fmt: skip
+@click.option("--certificate-chain", "chain", type=opt.FILE, help="With --for model-signing: X.509 certificates in "
+              "PEM that name your P-256 key (`tiebreak key FILE --public`), leaf first, to go into it.")  # fmt: skip
 @click.option("--about", type=opt.FILE, help="TOML file with what no run shows (license, datasets, limits, ...), for "
               "the formats that have a place for it; which fields there are: docs/certificates.md.")  # fmt: skip
 @opt.json_option
 def certify(
     run: Path, weights: Path, key: Path | None, output: Path, rpc: str | None, from_block: int, as_json: bool,
-    attestation: tuple[str, Path] | None, formats: list[str], about: Path | None,
+    attestation: tuple[str, Path] | None, formats: list[str], about: Path | None, chain: Path | None,
 ) -> None:  # fmt: skip
     """Certify that weights are what RUN ended with.
 
@@ -67,13 +70,18 @@ def certify(
     evidence = None
     if attestation is not None:
         evidence = Attestation(kind=attestation[0], evidence=read_file(attestation[1], MAX_EVIDENCE_BYTES))
+    if chain is not None and api.formats.LAST not in formats:
+        raise ConfigurationError(f"expected --for {api.formats.LAST} with --certificate-chain, got none")
+    api.formats.keep_bundle(formats, weights, output, signs=key is not None)
+    chained = () if chain is None else api.x509_chains.read_chain(chain)
     known = api.about.About() if about is None else api.about.About.read(about)
     owner = None if key is None else load_key(key)
     files = {api.formats.FORMATS[name].file for name in formats}
     signed, found = api.issuance.certify(opened, weights, output, owner, ending, evidence, files)
     source = api.source.FormatSource(
-        signed=signed, certificate=output.name, folder=api.formats.folder_of(weights, output), key=owner, about=known
-    )
+        signed=signed, certificate=output.name, folder=api.formats.folder_of(weights, output), key=owner, about=known,
+        chain=chained,
+    )  # fmt: skip
     written = list(map(str, api.formats.write(formats, source)))
     missing = [name for name in known.missing if any(name in api.formats.FORMATS[one].asks for one in formats)]
     document = {"certificate": str(output), "formats": written, "not_declared": missing, **_document(signed, found)}

@@ -100,6 +100,7 @@ def finetune(
     Keep.parse(keep)
     if merge is not None and merge.is_dir() and any(merge.iterdir()):
         raise ConfigurationError(f"expected a new or empty folder to merge into, got {merge}; choose another")
+    api.formats.keep_bundle(["hub"], adapter, adapter / "certificate.json")
     prepared = settings.check(folder)
     with _key(output / "key.pem" if key is None else key, folder) as signer:
         run, model, data = api.finetuning.finetune(

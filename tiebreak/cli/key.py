@@ -56,8 +56,9 @@ def new_key(path: Path) -> PrivateKey:
 @click.option("--show", is_flag=True, help="Print the address of an existing key; make nothing.")
 @click.option("--card", is_flag=True, help="Print the card of an existing key; make nothing.")
 @click.option("--public", is_flag=True, help="Print the public key of an existing key for cosign and in-toto (PEM).")
+@click.option("--request", is_flag=True, help="Print a request for an X.509 certificate of that public key (PEM).")
 @json_option
-def key(file: Path, show: bool, card: bool, public: bool, as_json: bool) -> None:
+def key(file: Path, show: bool, card: bool, public: bool, request: bool, as_json: bool) -> None:
     """Make a signing key in FILE and print its address.
 
     The address is who you are in a job: client, trainer or auditor. The key is a secp256k1 key, so that a contract can
@@ -67,11 +68,13 @@ def key(file: Path, show: bool, card: bool, public: bool, as_json: bool) -> None
     Wherever a command takes a key file, it may also be an Ethereum keystore (JSON, version 3), or the Unix socket of a
     signer, which keeps the key in another process (tiebreak.api.signing.signers describes what is said there). With
     --card the command prints what others need to seal jobs to you (`tiebreak agree --seal-to`): it is public, and
-    signed by you. With --public it prints the P-256 key by which other tools check your signature under a certificate.
+    signed by you. With --public it prints the P-256 key by which other tools check your signature under a certificate;
+    with --request, a CA can put a name to that key (`tiebreak certify --certificate-chain`).
     """
-    found = load_key(file) if show or card or public else new_key(file)
+    found = load_key(file) if show or card or public or request else new_key(file)
     address = f"0x{found.address.hex()}"
     told = {"public": lambda: api.attesting.public_pem(found), "card": lambda: api.sealing.Card.of(found).text(found)}
-    kind = "public" if public else "card" if card else "address"
+    told["request"] = lambda: api.attesting.request_pem(found)
+    kind = "public" if public else "card" if card else "request" if request else "address"
     text = told[kind]() if kind in told else address
     click.echo(json.dumps({"file": str(file), "address": address, kind: text}) if as_json else text.removesuffix("\n"))

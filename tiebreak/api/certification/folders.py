@@ -34,6 +34,8 @@ IN_TOTO, CYCLONEDX, SPDX = "tiebreak.intoto.json", "tiebreak.cdx.json", "tiebrea
 DOSSIER: Final = "tiebreak.dossier.html"
 FORMATS: Final = {SLSA, MODEL_SIGNATURE, RECEIPT, IN_TOTO, CYCLONEDX, SPDX, DOSSIER}
 """Files made from a certificate (`provenance`), which therefore cannot be among its files."""
+GIT: Final = (".git", ".gitattributes", ".github", ".gitignore")
+"""Names at the top of a folder that `model_signing` passes over."""
 TRAINING_ARGUMENTS: Final = "training_args.bin"
 """The file in which a `Trainer` leaves its arguments when it saves weights; `from_pretrained` never opens it."""
 HARMLESS: Final = {"", ".json", ".txt", ".md", ".jinja", ".model", ".sig"}
@@ -60,6 +62,7 @@ _MODELS_WITH_HEAD: Final = re.compile(r"LMHead|For(?:CausalLM|MaskedLM|Condition
 SHOWN: Final = 20
 MAX_ENTRIES: Final = 10_000
 MAX_DEPTH: Final = 8
+MAX_COVERED: Final = 2 * MAX_OTHERS
 MAX_OTHER_BYTES: Final = 1 << 28
 MAX_JSON_BYTES: Final = 1 << 24
 MAX_JSON_FILES: Final = 1000
@@ -153,6 +156,22 @@ def digests(folder: Path, names: Iterator[str]) -> dict[str, Digest]:
             f"{got}; certify a folder that has the model and nothing else"
         )
     return {name: _digest(folder, name) for name in listed}
+
+
+def other_digests(folder: Path, besides: Set[str]) -> dict[str, Digest]:
+    """The SHA-256 of all files of a folder, at any depth. besides: names at its top that are passed over.
+
+    Raises `EncodingError` for links, pipes, large files, and more or deeper ones than are read.
+    """
+    names = [name for name in others_in(folder) if name.split("/")[0] not in besides]
+    files = [name for name in names if not name.endswith("/") or name.count("/") > MAX_DEPTH]
+    wrong = [name for name in files if not re.fullmatch(OTHER, name)]
+    if wrong or len(files) > MAX_COVERED:
+        raise EncodingError(
+            f"{folder}: expected at most {MAX_COVERED} files beside the weights, with paths of printable ASCII, "
+            f"at most {MAX_DEPTH} folders deep, got {wrong[0] if wrong else len(files)!r}"
+        )
+    return {name: _digest(folder, name) for name in files}
 
 
 def _digest(folder: Path, name: str) -> Digest:

@@ -12,7 +12,7 @@ from typing import Final
 from tiebreak.api.certification import folders
 from tiebreak.api.certification.certificates import SignedCertificate
 from tiebreak.api.provenance.about import HUB_ID
-from tiebreak.api.provenance.source import FormatSource
+from tiebreak.api.provenance.source import FormatSource, verify_command
 from tiebreak.engine.data.disk import read_file
 from tiebreak.protocol.commitments.statement import FILE
 from tiebreak.protocol.errors import ConfigurationError, EncodingError
@@ -72,15 +72,13 @@ def card_again(source: FormatSource, data: bytes) -> bytes | None:
 
 
 def _section(signed: SignedCertificate, certificate: str) -> str:
-    job, adapter, files = signed.certificate.job, signed.certificate.adapter, signed.certificate.files
-    model = "." if len(files) > 1 or adapter or signed.certificate.others is not None else next(iter(files))
-    base, given = ("", "") if adapter is None else (f"\n| Base | `{adapter.root.hex()}` |", " --base BASE")
+    job, adapter = signed.certificate.job, signed.certificate.adapter
+    base = "" if adapter is None else f"\n| Base | `{adapter.root.hex()}` |"
     signers = "\n".join(f"| Signed by {signed.role(signer)} | `0x{signer.hex()}` |" for signer in signed.signers)
-    required = "".join(f" --require 0x{signer.hex()}" for signer in signed.signers)
     return f"""{BEGIN}
 ## Certificate
 
-    tiebreak verify {model} {certificate}{given}{required}
+    {verify_command(signed, certificate)}
 
 These weights are what {job.steps:,} steps of a fixed program make of fixed data, from a fixed first state.
 Every result is defined to the last bit, so anybody who trains again gets the same bytes.

@@ -8,13 +8,14 @@ certificate and from what the file alone can have, its signature and its own tex
                    which is checked; header and the other text are whatever their author wrote
     slsa           SLSA provenance (v1): the job is the build definition, with the job file as its external parameters;
                    program, data and first state are dependencies, the trainer is the builder
-    model-signing  OpenSSF model signing (v1.0): the files of the weights with their SHA-256, in a Sigstore bundle, for
-                   `model_signing verify key`
+    in-toto        a training run by a predicate of our own (docs/predicate.md), with a level of assurance
+    model-signing  OpenSSF model signing (v1.0): all files of the folder with their SHA-256, in a Sigstore bundle, for
+                   `model_signing verify key`, or `certificate` with a chain of X.509 certificates
     dossier        a page for an AI Act file, with what a person declares (`about`)
     receipt        a Computation Receipt (`tiebreak.protocol.commitments.computation_receipts`)
 
-slsa and model-signing are signed by the P-256 key of a party (`tiebreak.api.signing.attesting`), slsa also by the
-trainer's own key. They name that P-256 key, and there has to be a signature under its id in the certificate.
+slsa, in-toto and model-signing are signed by the P-256 key of a party (`tiebreak.api.signing.attesting`), slsa also by
+the trainer's own key. They name that P-256 key, and there has to be a signature under its id in the certificate.
 
 Fields of the certificate's predicate (and `subject`) -> fields of the format; what is not here is left out of it:
 
@@ -22,6 +23,9 @@ Fields of the certificate's predicate (and `subject`) -> fields of the format; w
     slsa           subject -> subject; job -> buildDefinition.externalParameters.job; job.program, .data, .firstState ->
                    buildDefinition.resolvedDependencies; job.id -> runDetails.metadata.invocationId; job.trainer ->
                    runDetails.builder.id; head.runRoot -> runDetails.byproducts
+    in-toto        subject -> subject; job.id, .steps -> job; job.program, .data, .firstState, adapter.root -> inputs;
+                   finalState.root -> finalState; job.policy, .precision -> arithmetic; signatures -> signers,
+                   assuranceLevel
     model-signing  subject -> resources
     dossier        subject, job.program, .data, .firstState, .steps, .policy, .precision, finalState.root, adapter.root,
                    sizes, environment, settlement, audits -> lines of the page
@@ -36,12 +40,15 @@ from typing import Final
 
 from tiebreak.api.certification import folders
 from tiebreak.api.certification.certificates import SignedCertificate
-from tiebreak.api.provenance import cards, dossier, model_signatures, receipts, slsa
+from tiebreak.api.provenance import cards, dossier, in_toto, model_signatures, receipts, slsa
 from tiebreak.api.provenance.source import CertificateFormat, FormatSource
 from tiebreak.engine.data.disk import read_file, write_file
-from tiebreak.protocol.errors import VerificationError
+from tiebreak.protocol.errors import ConfigurationError, VerificationError
 
 CARD: Final = "README.md"
+LAST: Final = "model-signing"
+"""The format that covers the files of all others."""
+COSIGNER: Final = "a key that signed the certificate too"
 MAX_BYTES: Final = 1 << 24
 
 
@@ -49,10 +56,25 @@ def write(names: Collection[str], source: FormatSource) -> list[Path]:
     """Writes the formats of these names, all or none of them, and returns their files. Raises `ConfigurationError`."""
     if "hub" in names and not source.text and (card := source.folder / CARD).exists():
         source = replace(source, text=read_file(card, MAX_BYTES).decode(errors="surrogateescape"))
-    made = {source.folder / FORMATS[name].file: FORMATS[name].make(source) for name in names}
-    for path, data in made.items():
-        write_file(path, data)
-    return [*made]
+    made: dict[str, bytes] = {}
+    for name in sorted(names, key=lambda name: name == LAST):
+        made[FORMATS[name].file] = FORMATS[name].make(replace(source, pending=made))
+    for file, data in made.items():
+        write_file(source.folder / file, data)
+    return [source.folder / file for file in made]
+
+
+def keep_bundle(names: Collection[str], model: Path, certificate: Path, *, signs: bool = True) -> None:
+    """Raises `ConfigurationError` if a bundle covers all files of a folder, and others are to be written there.
+
+    signs: whether the certificate is written.
+    """
+    changes = bool(names) or (signs and certificate.resolve().is_relative_to(model.resolve()))
+    if LAST not in names and changes and model.is_dir() and (model / folders.MODEL_SIGNATURE).exists():
+        raise ConfigurationError(
+            f"{model / folders.MODEL_SIGNATURE}: expected no signature of the whole folder where a file is to change, "
+            f"got one; add {LAST} to --for, so that it is made again by your key, or remove it"
+        )
 
 
 def check(signed: SignedCertificate, model: Path, certificate: Path) -> Iterator[str]:
@@ -71,7 +93,8 @@ def check(signed: SignedCertificate, model: Path, certificate: Path) -> Iterator
             raise VerificationError(f"{path}: expected what this certificate makes of it as {name}, got another file")
         if again is not None:
             but = ", but for what it declares of the model," if kind.asks else ","
-            yield f"{path} ({name}) is what this certificate makes of it{but} signed by {kind.signer}."
+            signed_by = f"signed by {kind.signer}.{kind.says(data)}"
+            yield f"{path} ({name}) is what this certificate makes of it{but} {signed_by}"
 
 
 def folder_of(model: Path, certificate: Path) -> Path:
@@ -84,11 +107,13 @@ FORMATS: Final = {
         file=CARD, signer="nobody (its marked section)", make=cards.card, again=cards.card_again, asks=cards.HEADER
     ),
     "slsa": CertificateFormat(file=folders.SLSA, signer="the trainer", make=slsa.slsa, again=slsa.slsa_again),
+    "in-toto": CertificateFormat(
+        file=folders.IN_TOTO, signer=COSIGNER, make=in_toto.training_run, again=in_toto.training_run_again,
+        says=in_toto.training_run_says,
+    ),
     "model-signing": CertificateFormat(
-        file=folders.MODEL_SIGNATURE,
-        signer="a key that signed the certificate too",
-        make=model_signatures.model_signature,
-        again=model_signatures.model_signature_again,
+        file=folders.MODEL_SIGNATURE, signer=COSIGNER, make=model_signatures.model_signature,
+        again=model_signatures.model_signature_again, says=model_signatures.model_signature_says,
     ),
     "dossier": CertificateFormat(
         file=folders.DOSSIER, signer="nobody", make=dossier.dossier, again=dossier.dossier_again, asks=dossier.ASKED
@@ -96,5 +121,5 @@ FORMATS: Final = {
     "receipt": CertificateFormat(
         file=folders.RECEIPT, signer="nobody", make=receipts.receipt, again=receipts.receipt_again
     ),
-}
+}  # fmt: skip
 """All formats, by the names that `tiebreak certify --for` takes."""

@@ -2,10 +2,9 @@
 
 from typing import Final
 
-from tiebreak.api.provenance.envelopes import checked_again, payload_with
+from tiebreak.api.provenance.envelopes import checked_again, payload_with, signed_envelope
 from tiebreak.api.provenance.source import FormatSource
-from tiebreak.api.signing.attesting import SLSA, public_pem, signed_for_others
-from tiebreak.protocol.commitments.certificate import Certificate
+from tiebreak.api.signing.attesting import SLSA
 from tiebreak.protocol.commitments.dsse import Envelope, Payload
 from tiebreak.protocol.commitments.statement import sign, signers_of
 from tiebreak.protocol.errors import ConfigurationError, SignatureError
@@ -14,7 +13,8 @@ ROOT: Final = "tiebreakRoot"
 """The name of a digest that is the root of a tree (docs/SPEC.md), not the hash of a file."""
 
 
-def _slsa_payload(certificate: Certificate, pem: str) -> Payload:
+def _slsa_payload(source: FormatSource, pem: str) -> Payload:
+    certificate = source.signed.certificate
     document = certificate.document()
     job = document["predicate"]["job"]
     dependencies = [{"name": name, "digest": {ROOT: job[name]}} for name in ("program", "data", "firstState")]
@@ -34,8 +34,7 @@ def slsa(source: FormatSource) -> bytes:
     key, trainer = source.key, source.signed.certificate.job.trainer
     if key is None or key.address != trainer:
         raise ConfigurationError(f"expected the key of the trainer, 0x{trainer.hex()}, SLSA's builder, got another")
-    envelope = Envelope(payload=_slsa_payload(source.signed.certificate, public_pem(key)))
-    return sign(signed_for_others(envelope, key), key).encode()
+    return sign(signed_envelope(source, _slsa_payload)[0], key).encode()
 
 
 def slsa_again(source: FormatSource, data: bytes) -> bytes:

@@ -1,6 +1,6 @@
 """The fields of a format, and the input of its writer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +14,8 @@ class FormatSource:
     """A certificate, the name of its file, and what else goes into other formats.
 
     folder: where the files are, with the weights if these are in a folder. key: that of whoever signs. text: of a card
-    that is there already, with its header.
+    that is there already, with its header. chain: X.509 certificates of the key, in DER, leaf first. pending: files
+    that are written at the same time, by their names.
     """
 
     signed: SignedCertificate
@@ -23,13 +24,16 @@ class FormatSource:
     key: PrivateKey | None = None
     text: str = ""
     about: About = field(default_factory=About)
+    chain: tuple[bytes, ...] = ()
+    pending: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CertificateFormat:
     """A format of other tools. signer: in words. asks: names of `FIELDS` that it has a place for.
 
-    again: the bytes that a file found has to have, or None if it is none of ours. Raises `VerificationError`.
+    again: the bytes that a file found has to have, or None if it is none of ours. Raises `VerificationError`. says: a
+    sentence on what such a file says, with a space before it.
     """
 
     file: str
@@ -37,3 +41,13 @@ class CertificateFormat:
     make: Callable[[FormatSource], bytes]
     again: Callable[[FormatSource, bytes], bytes | None]
     asks: tuple[str, ...] = ()
+    says: Callable[[bytes], str] = lambda _: ""
+
+
+def verify_command(signed: SignedCertificate, certificate: str) -> str:
+    """The command by which a reader verifies the weights, with all signers required."""
+    made = signed.certificate
+    model = "." if len(made.files) > 1 or made.adapter or made.others is not None else next(iter(made.files))
+    base = "" if made.adapter is None else " --base BASE"
+    required = "".join(f" --require 0x{signer.hex()}" for signer in signed.signers)
+    return f"tiebreak verify {model} {certificate}{base}{required}"

@@ -3,6 +3,7 @@
 from hashlib import sha256, sha512
 from typing import Final
 
+from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -35,6 +36,13 @@ def attesting_key(key: PrivateKey) -> ec.EllipticCurvePrivateKey:
 def public_pem(key: PrivateKey) -> str:
     """The public half of `attesting_key`, as `cosign verify-blob-attestation --key` and in-toto's libraries take it."""
     return _public(attesting_key(key), serialization.Encoding.PEM).decode("ascii")
+
+
+def request_pem(key: PrivateKey) -> str:
+    """A request (PKCS#10) for an X.509 certificate of the public half of `attesting_key`; it names nobody."""
+    request = x509.CertificateSigningRequestBuilder(subject_name=x509.Name([]))
+    made = request.sign(attesting_key(key), hashes.SHA256(), ecdsa_deterministic=True)
+    return made.public_bytes(serialization.Encoding.PEM).decode("ascii")
 
 
 def check_pem(envelope: Envelope, pem: str, certificate: Envelope) -> None:
