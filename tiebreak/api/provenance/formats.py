@@ -36,7 +36,7 @@ from typing import Final
 
 from tiebreak.api.certification import folders
 from tiebreak.api.certification.certificates import SignedCertificate
-from tiebreak.api.provenance import cards, dossier, model_signatures, receipts, slsa
+from tiebreak.api.provenance import bills, cards, dossier, model_signatures, receipts, slsa
 from tiebreak.api.provenance.source import CertificateFormat, FormatSource
 from tiebreak.engine.data.disk import read_file, write_file
 from tiebreak.protocol.errors import VerificationError
@@ -92,6 +92,16 @@ FORMATS: Final = {
     ),
     "dossier": CertificateFormat(
         file=folders.DOSSIER, signer="nobody", make=dossier.dossier, again=dossier.dossier_again, asks=dossier.ASKED
+    ),
+    "cyclonedx": CertificateFormat(
+        file=folders.CYCLONEDX,
+        signer="nobody",
+        make=bills.cyclonedx,
+        again=bills.cyclonedx_again,
+        asks=bills.CYCLONEDX_ASKS,
+    ),
+    "spdx": CertificateFormat(
+        file=folders.SPDX, signer="nobody", make=bills.spdx, again=bills.spdx_again, asks=bills.SPDX_ASKS
     ),
     "receipt": CertificateFormat(
         file=folders.RECEIPT, signer="nobody", make=receipts.receipt, again=receipts.receipt_again
