@@ -282,7 +282,7 @@ def test_every_dependency_has_a_lower_bound_that_the_exact_versions_keep(cases: 
     exact = dict(pin.split(" ;")[0].split("==") for pin in constraints.pins((ROOT / "constraints.txt").read_text()))
     bounds = {}
     for requirement in (one for one in asked_for if not one.startswith("tiebreak[")):
-        found = re.fullmatch(r"([A-Za-z0-9-]+)(?:\[[a-z]+\])?>=([0-9.]+)(?:; .*)?", requirement)
+        found = re.fullmatch(r"([A-Za-z0-9-]+)(?:\[[a-z-]+\])?>=([0-9.]+)(?:; .*)?", requirement)
         assert found is not None, f"expected a lower bound, got {requirement}"
         name = found[1].lower()
         assert bounds.setdefault(name, found[2]) == found[2], f"two bounds of {name}"
