@@ -154,7 +154,7 @@ def _model(source: FormatSource) -> dict[str, Any]:
 
 
 def _formula(source: FormatSource) -> dict[str, Any]:
-    """How the model is made: by the program, from the first state and the data."""
+    """The training: a program makes the model from the first state and the data."""
     made, job = source.signed.certificate, _job(source)
     parties = {"trainer": job["trainer"], "client": job["client"], "root": made.head.head.run_root.hex()}
     run = {

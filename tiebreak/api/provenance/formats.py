@@ -11,6 +11,8 @@ certificate and from what the file alone can have, its signature and its own tex
     model-signing  OpenSSF model signing (v1.0): the files of the weights with their SHA-256, in a Sigstore bundle, for
                    `model_signing verify key`
     dossier        a page for an AI Act file, with what a person declares (`about`)
+    cyclonedx      a bill of materials for models (1.6), with what a person declares
+    spdx           a document of SPDX 3.0.1, with what a person declares
     receipt        a Computation Receipt (`tiebreak.protocol.commitments.computation_receipts`)
 
 slsa and model-signing are signed by the P-256 key of a party (`tiebreak.api.signing.attesting`), slsa also by the
@@ -25,6 +27,13 @@ Fields of the certificate's predicate (and `subject`) -> fields of the format; w
     model-signing  subject -> resources
     dossier        subject, job.program, .data, .firstState, .steps, .policy, .precision, finalState.root, adapter.root,
                    sizes, environment, settlement, audits -> lines of the page
+    cyclonedx      subject, others, adapter.configuration -> metadata.component.components; finalState.root, sizes ->
+                   metadata.component; adapter.root, job.data -> components; job.program, .firstState, .id, .trainer,
+                   .client, .steps, .checkpoints, .policy, .precision, head.runRoot, environment -> formulation
+    spdx           subject, others, adapter.configuration -> software_File; finalState.root, adapter.root ->
+                   ai_AIPackage; job.data -> dataset_DatasetPackage; job.program, .firstState -> software_Package;
+                   job.trainer -> Agent; job.id, .steps, .checkpoints, .policy, .precision, head.runRoot, environment ->
+                   build_Build
     receipt        job.program, .steps -> computation.id; job.policy, .precision -> arithmetic; job.firstState ->
                    model.digest; job.data -> input.digest; finalState.root -> output.digest
 """
