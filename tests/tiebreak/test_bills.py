@@ -5,20 +5,16 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.schema._res import SPDX_JSON
-from cyclonedx.validation.json import JsonStrictValidator
 from spdx_python_model import v3_0_1 as model
 
 from tests.tiebreak.parties import Commands, Once, Parties
 from tests.tiebreak.test_adapters import make, perceptron
 from tests.tiebreak.test_certificates import Desk
-from tests.tiebreak.test_dossier import TEXT
-from tiebreak.api.certification import folders
 from tiebreak.api.certification.certificates import read_certificate
 from tiebreak.api.provenance import bills
 from tiebreak.api.provenance.about import FIELDS, About
@@ -48,13 +44,30 @@ def source(
     else:
         desk = Desk(parties, tmp_path, command)
         desk.certify("trainer")
-        folder, certificate = tmp_path, desk.certificate
+        (tmp_path / "config.json").write_text("{}")
+        (tmp_path / "README.md").touch()
+        desk.weights = folder = tmp_path
+        certificate = desk.certificate = tmp_path.with_suffix(".json")
+        desk.certify("trainer")
     return FormatSource(signed=read_certificate(certificate), certificate="certificate.json", folder=folder)
 
 
-def judge_cyclonedx(data: bytes) -> None:
-    error = JsonStrictValidator(SchemaVersion.V1_6).validate_str(data.decode())
-    assert error is None, error
+def files(source: FormatSource) -> dict[str, str]:
+    paths = [path for path in source.folder.iterdir() if path.suffix in (".json", ".safetensors")]
+    return {path.name: sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
+@pytest.fixture(scope="session")
+def judge() -> Callable[[Any], None]:
+    """CycloneDX's validator. Imported late: it builds a grammar of IRIs, for 1.5 s in each process."""
+    made, versions = import_module("cyclonedx.validation.json"), import_module("cyclonedx.schema").SchemaVersion
+    validator = made.JsonStrictValidator(versions.V1_6)
+
+    def check(document: Any) -> None:
+        error = validator.validate_str(json.dumps(document))
+        assert error is None, error
+
+    return check
 
 
 def read_spdx(data: bytes) -> Any:
@@ -73,22 +86,22 @@ def properties(of: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("answers", DECLARED, ids=["nothing", "all", "hostile"])
-def test_cyclonedx_names_model_base_data_and_training(source: FormatSource, answers: Any) -> None:
+def test_cyclonedx_names_model_base_data_and_training(
+    source: FormatSource, answers: Any, judge: Callable[[Any], None]
+) -> None:
     source = replace(source, about=About(answers=answers))
     data, made = bills.cyclonedx(source), source.signed.certificate
-    judge_cyclonedx(data)
+    judge(json.loads(data))
     assert bills.cyclonedx_again(replace(source, about=About()), data) == data
     found, job = json.loads(data), made.document()["predicate"]["job"]
     about, card = found["metadata"]["component"], found["metadata"]["component"]["modelCard"]
     assert about["name"] == answers.get("name", "model")
     assert properties(about) == {"root": made.record.state_root.hex()}
-    for file in about["components"]:
-        digest = sha256((source.folder / file["name"]).read_bytes()).hexdigest()
-        assert file["hashes"] == [{"alg": "SHA-256", "content": digest}]
-    assert {file["name"] for file in about["components"]} >= made.files.keys()
-    known = {"apache-2.0": [{"license": {"id": "Apache-2.0", "acknowledgement": "declared"}}]}
-    other = [{"license": {"name": "llama3.1", "acknowledgement": "declared"}}] if answers else None
-    assert about.get("licenses") == known.get(answers.get("license", ""), other)
+    assert {one["name"]: one["hashes"] for one in about["components"]} == {
+        name: [{"alg": "SHA-256", "content": digest}] for name, digest in files(source).items()
+    }
+    term = {"id": "Apache-2.0"} if answers is ANSWERS else {"name": "llama3.1"}
+    assert about.get("licenses", []) == [{"license": term | {"acknowledgement": "declared"}}][: len(answers)]
     assert ("version" in about) == (answers is ANSWERS), "at most 1,024 characters"
     assert card.get("considerations", {}).get("useCases", [""]) == [answers.get("purpose", "")]
     components = {one["bom-ref"]: one for one in found["components"]}
@@ -97,11 +110,14 @@ def test_cyclonedx_names_model_base_data_and_training(source: FormatSource, answ
     assert [properties(one)["root"] for one in formula["components"]] == [job["program"], job["firstState"]]
     assert formula["workflows"][0]["inputs"][3]["parameters"][0] == {"name": "steps", "value": str(job["steps"])}
     if made.adapter is not None:
-        assert folders.ADAPTER in {file["name"] for file in about["components"]}
         assert properties(components["base"]) == {"root": made.adapter.root.hex()}
         assert found["dependencies"] == [{"ref": "model", "dependsOn": ["base"]}]
     elif answers:
         assert about["pedigree"]["ancestors"][0]["purl"] == f"pkg:huggingface/{answers['base_model']}"
+    about["licenses"] = [{"license": {"id": known}} for known in bills.LICENSES.split()]
+    judge(found)
+    with pytest.raises(AssertionError, match="Additional properties are not allowed"):
+        judge(found | {"hashes": []})
 
 
 @pytest.mark.parametrize("answers", DECLARED, ids=["nothing", "all", "hostile"])
@@ -117,9 +133,7 @@ def test_spdx_relates_the_model_to_data_base_and_training(source: FormatSource, 
         assert found[name].externalIdentifier[0].identifier == f"urn:tiebreak:root:{job[name]}"
     assert [*found["hasInput"].to] == [found[name] for name in ("program", "firstState", "data")]
     assert found["run"].build_buildId == job["id"]
-    files = {one.name: one.verifiedUsing[0].hashValue for one in found["contains"].to}
-    assert all(sha256((source.folder / name).read_bytes()).hexdigest() == digest for name, digest in files.items())
-    assert files.keys() >= made.files.keys()
+    assert {one.name: one.verifiedUsing[0].hashValue for one in found["contains"].to} == files(source)
     assert ("descendantOf" in found) == (made.adapter is not None or bool(answers))
     assert ("hasDeclaredLicense" in found) == (answers is ANSWERS), "no id of SPDX, no licence"
     assert found["about"].statement == source.about.carried()
@@ -132,7 +146,6 @@ def test_what_a_bill_asks_for_has_a_place_in_it(source: FormatSource, name: str)
     answers = ANSWERS | {"license": "Apache-2.0"}
     placed = {one for one, answer in answers.items() if str(answer[0] if FIELDS[one].many else answer) in text}
     assert placed == {*FORMATS[name].asks}
-    assert {*bills.LICENSES.split()} < {*json.loads(Path(SPDX_JSON).read_text())["enum"]}
 
 
 BEGIN = rb"{\"answers\":{"
@@ -153,18 +166,3 @@ def test_a_damaged_bill_is_refused(source: FormatSource, name: str, cases: Calla
             cases()
             with pytest.raises(VerificationError):
                 FORMATS[name].again(source, data.replace(old, new, 1))
-
-
-def test_verify_checks_bills_with_what_they_declare(parties: Parties, tmp_path: Path, command: Commands) -> None:
-    desk, about = Desk(parties, tmp_path, command), tmp_path / "about.toml"
-    about.write_text(TEXT)
-    desk.certify("trainer", "--for", "cyclonedx,spdx", "--about", about)
-    desk.certify("client")
-    told = desk.verify(desk.weights)
-    for name, file in (("cyclonedx", folders.CYCLONEDX), ("spdx", folders.SPDX)):
-        assert f"{file} ({name}) is what this certificate makes of it, but for what it declares" in told
-        path = tmp_path / file
-        data = path.read_bytes()
-        path.write_bytes(data.replace(b"0.4 kWh", b"0.5 kWh", 1))
-        assert f"{path}: " in desk.verify(desk.weights, code=2)
-        path.write_bytes(data)
