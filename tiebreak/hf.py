@@ -8,11 +8,12 @@ import runpy
 import sys
 
 from tiebreak.api.huggingface.hf_training import train
+from tiebreak.api.training.trackers import log_artifacts
 
 # isort: split
 from transformers import Trainer
 
-__all__ = ["install", "train"]
+__all__ = ["install", "log_artifacts", "train"]
 
 
 def install() -> None:

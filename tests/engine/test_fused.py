@@ -42,7 +42,10 @@ LONG = [("sums", "long"), ("workers", "long"), ("graphs", "golden"), ("operands"
 MORE = [*((name, "more") for name in MUTANTS), ("workers", "more"), *LONG]
 
 
-@pytest.mark.parametrize(("name", "part"), slow_except(MORE, nightly=[*LONG[1:], ("integers", "more")], several=True))
+NIGHTLY = [*LONG, ("integers", "more"), ("sums", "more")]
+
+
+@pytest.mark.parametrize(("name", "part"), slow_except(MORE, nightly=NIGHTLY, several=True))
 def test_triton_kernels_match_integers_on_further_cases(name: str, part: str, cases: Callable[[int], None]) -> None:
     ran = json.loads(python("-m", f"tests.engine.interpreted.{name}", part))
     assert min(ran.values()) > 0

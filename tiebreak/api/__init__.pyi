@@ -12,11 +12,11 @@ from tiebreak.api.disputing import disputes, judging
 from tiebreak.api.machine import environment, interpreters, qualification
 from tiebreak.api.provenance import about, cards, formats, source
 from tiebreak.api.signing import attesting, keys
-from tiebreak.api.training import bundle, calibrating, distributed, finetuning, reading, runs
+from tiebreak.api.training import bundle, calibrating, distributed, finetuning, reading, runs, trackers
 from tiebreak.api.watching import alarms, monitoring, sampling
 
 __all__ = ["about", "alarms", "attestation", "attesting", "audits", "boards", "bundle", "calibrating", "cards"]
 __all__ += ["certificates", "chains", "claims", "corpus_runs", "data", "disputes", "distributed", "endings"]
 __all__ += ["environment", "finetuning", "formats", "forward", "importing", "interpreters", "issuance", "judging"]
 __all__ += ["keys", "loader", "monitoring", "offers", "onchain", "ownership", "progress", "qualification", "reading"]
-__all__ += ["runs", "sampling", "sealing", "source", "weights"]
+__all__ += ["runs", "sampling", "sealing", "source", "trackers", "weights"]

@@ -2,7 +2,9 @@
 
 import json
 import secrets
+from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -84,6 +86,8 @@ def audit(
     choice. A loss with other bits than committed is fraud, and a replay or a dispute proves it. A lie that leaves the
     losses of drawn steps true is not seen: a false update, or any step that was not drawn. --sample alone sees these.
 
+    If you trained RUN here by `tiebreak.hf.train`, the W&B and MLflow runs of its `report_to` get the report.
+
     Exit codes: 0 agrees, 2 fraud, 3 could not be checked (withheld or damaged), 1 asked for what is not there.
     """
     report: dict[str, Any] = {"run": str(run)}
@@ -96,30 +100,41 @@ def audit(
         if ledger is not None and jobs is None and ray is None:
             raise ConfigurationError("expected --ledger together with --jobs or --ray, got it alone")
         trainer = api.reading.open_directory(run)
-        if forward:
-            opt.refuse(_ONLY_REPLAYS, "no option about replays with --forward")
-            return _forward(trainer, sample or FORWARD_SAMPLE, seed or secrets.token_hex(16), machine, as_json)
         report["job"] = trainer.job.id.hex()
         workers = None
         if jobs is not None or ray is not None:
             workers = api.audits.Workers(jobs=jobs, ray=ray, ledger=ledger)
-        if any(chosen) or workers is not None:
+        if forward:
+            opt.refuse(_ONLY_REPLAYS, "no option about replays with --forward")
+            drawn = seed or secrets.token_hex(16)
+            lines = _forward(trainer, sample or FORWARD_SAMPLE, drawn, machine, report, as_json=as_json)
+        elif any(chosen) or workers is not None:
             lines = _parts(trainer, segment, (from_step, to_step), sample, seed, machine, workers, report)
         else:
             # In none of the folders in which archives are unpacked: one could bring a replay.
             place = api.environment.own_folder() / "replays" / trainer.job.id.hex()
             lines = _whole(trainer, output or place, machine, report)
+        report["verdict"] = "agrees"
+        code, errors = 0, list[str]()
     except (CannotCheck, VerificationError) as error:
-        fraud = isinstance(error, AuditFailure)
-        reason = " ".join(str(error).split())
-        if as_json and not forward:
-            click.echo(json.dumps(report | {"verdict": "fraud" if fraud else "could not check", "reason": reason}))
+        fraud, reason = isinstance(error, AuditFailure), " ".join(str(error).split())
+        report |= {"verdict": "fraud" if fraud else "could not check", "reason": reason}
         details = error.details if isinstance(error, AuditFailure) else []
-        click.echo("\n".join([f"{type(error).__name__}: {reason}", *details]), err=True)
-        return 2 if fraud else COULD_NOT_CHECK
-    report["verdict"] = "agrees"
-    click.echo(json.dumps(report) if as_json else "\n".join(lines))
-    return 0
+        code, lines, errors = 2 if fraud else COULD_NOT_CHECK, [], [f"{type(error).__name__}: {reason}", *details]
+    _tell(run, report, [json.dumps(report)] if as_json else lines, errors)
+    return code
+
+
+def _tell(run: Path, report: dict[str, Any], lines: list[str], errors: list[str]) -> None:
+    """Prints what an audit found, and logs its report to the trackers of the run's training."""
+    for number, line in enumerate([*lines, *errors]):
+        click.echo(line, err=number >= len(lines))
+    if "job" in report:
+        text = json.dumps(report, indent=1).encode()
+        with TemporaryDirectory() as folder:
+            file = Path(folder, f"audit-{sha256(text).hexdigest()[:16]}.json")  # each audit its own name
+            file.write_bytes(text)
+            opt.log_artifacts(run, [file], "audit")
 
 
 def _whole(trainer: "RunDirectory", output: Path, machine: Machine, report: dict[str, Any]) -> list[str]:
@@ -225,27 +240,29 @@ def _words(done: "SegmentAudit") -> list[str]:
 # ---------------------------------------------------------------- losses alone
 
 
-def _forward(trainer: "RunDirectory", sample: int, seed: str, machine: Machine, as_json: bool) -> int:
+def _forward(
+    trainer: "RunDirectory", sample: int, seed: str, machine: Machine, report: dict[str, Any], *, as_json: bool
+) -> list[str]:
     found = api.forward.audit_forward(trainer, sample, seed, machine)
-    if as_json:
-        click.echo(json.dumps({
-            "agrees": found.fraud is None,
-            "seed": seed,
-            "segments": found.segments,
-            "drawable": found.drawable,
-            "steps": [loss.step for loss in found.losses],
-            "share_of_a_replay": found.replay,
-            "seconds": found.seconds,
-            "detection": [{"false": number, "probability": chance} for number, chance in found.detection],
-        }))  # fmt: skip
-    else:
-        click.echo("\n".join(_words_of_losses(found, seed)))
+    report |= {
+        "kind": "forward",
+        "agrees": found.fraud is None,
+        "seed": seed,
+        "segments": found.segments,
+        "drawable": found.drawable,
+        "steps": [loss.step for loss in found.losses],
+        "share_of_a_replay": found.replay,
+        "seconds": found.seconds,
+        "detection": [{"false": number, "probability": chance} for number, chance in found.detection],
+    }
+    lines = _words_of_losses(found, seed)
     if (fraud := found.fraud) is not None:
+        click.echo("" if as_json else "\n".join([*lines, ""]), nl=False)
         raise AuditFailure(
             f"step {fraud.step}: expected loss {shown_loss(fraud.computed)}, which the state before it gives, got "
             f"{shown_loss(fraud.committed)}, signed by 0x{trainer.job.trainer.hex()}", [],
         )  # fmt: skip
-    return 0
+    return lines
 
 
 def _words_of_losses(found: "api.forward.ForwardAudit", seed: str) -> list[str]:

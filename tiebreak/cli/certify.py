@@ -78,6 +78,7 @@ def certify(
     missing = [name for name in known.missing if any(name in api.formats.FORMATS[one].asks for one in formats)]
     document = {"certificate": str(output), "formats": written, "not_declared": missing, **_document(signed, found)}
     opt.tell(document, as_json=as_json)
+    opt.log_artifacts(run, [output, *map(Path, written)], "certificate")
 
 
 @click.command()

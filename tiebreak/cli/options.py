@@ -1,6 +1,7 @@
 """Kinds of values, and the options that several commands share: each is declared once and means the same everywhere."""
 
 import json
+import os
 import re
 from collections.abc import Callable, Collection
 from decimal import Decimal, InvalidOperation
@@ -11,6 +12,7 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
+from tiebreak import api
 from tiebreak.api.machine import Machine
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address, Domain
 from tiebreak.protocol.errors import ConfigurationError
@@ -172,6 +174,13 @@ def domain_options(function: AnyFunction) -> AnyFunction:
 
     chain = number("--chain-id", 0, None, OFF_CHAIN.chain_id, "Id of the chain that the job is on; 0: none.")
     return options(chain, board_option(required=False, variable=None))(called)
+
+
+def log_artifacts(run: Path, files: list[Path], kind: str) -> None:
+    """Logs files to the trackers of the run's training, if this user has any, and says so on stderr."""
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # by default, a server that is down takes 4 minutes
+    for line in api.trackers.log_artifacts(run, *files, kind=kind):
+        click.echo(line, err=True)
 
 
 def tell(document: Any, *, as_json: bool) -> None:

@@ -15,6 +15,7 @@ from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 
 from tiebreak.api.huggingface.recording import Recording, loop, replaced, same_draws
 from tiebreak.api.huggingface.refusals import logs_in_loss
+from tiebreak.api.training import trackers
 from tiebreak.api.training.runs import Run
 from tiebreak.api.training.trainer import Step
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -166,6 +167,10 @@ class _Keeper(TrainerCallback):
 
     def __init__(self, driven: _Driven) -> None:
         self._driven, self._stopping = driven, False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        run = self._driven.run
+        trackers.remember(run.directory, run.job, self._driven.callbacks.callbacks)
 
     def _at(self, state: Any, control: Any) -> Any:
         every, driven = self._driven.run.job.checkpoint_interval, self._driven
