@@ -22,7 +22,7 @@ from tiebreak.api.provenance.source import FormatSource
 from tiebreak.protocol.commitments.statement import is_list
 from tiebreak.protocol.strict_json import JsonObject
 
-CYCLONEDX_ASKS: Final = (
+CDX_ASKS: Final = (
     "name", "version", "provider", "license", "base_model", "datasets", "tags", "pipeline_tag", "architecture",
     "purpose", "limits", "energy", "data_source", "personal_data",
 )  # fmt: skip

@@ -103,11 +103,7 @@ FORMATS: Final = {
         file=folders.DOSSIER, signer="nobody", make=dossier.dossier, again=dossier.dossier_again, asks=dossier.ASKED
     ),
     "cyclonedx": CertificateFormat(
-        file=folders.CYCLONEDX,
-        signer="nobody",
-        make=bills.cyclonedx,
-        again=bills.cyclonedx_again,
-        asks=bills.CYCLONEDX_ASKS,
+        file=folders.CYCLONEDX, signer="nobody", make=bills.cyclonedx, again=bills.cyclonedx_again, asks=bills.CDX_ASKS
     ),
     "spdx": CertificateFormat(
         file=folders.SPDX, signer="nobody", make=bills.spdx, again=bills.spdx_again, asks=bills.SPDX_ASKS
