@@ -32,13 +32,9 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Folders of this test, so that other tests' audits of the same runs log nothing."""
     for name in ("XDG_STATE_HOME", "WANDB_DIR", "WANDB_DATA_DIR", "WANDB_CACHE_DIR"):
         monkeypatch.setenv(name, str(tmp_path))
-    settings = {
-        "WANDB_MODE": "offline",
-        "MLFLOW_ALLOW_FILE_STORE": "true",
-        "MLFLOW_TRACKING_URI": f"file:{tmp_path}/ml",
-    }
-    for name, value in settings.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path}/ml")
 
 
 def in_mlflow(uri: str, run: str, to: Path) -> Artifacts:
@@ -73,11 +69,9 @@ def server(folder: Path) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     stores = ["--backend-store-uri", f"sqlite:///{folder}/ml.db", "--artifacts-destination", f"file://{folder}/ml"]
-    arguments = ["-m", "mlflow", "server", *stores, "--port", str(port), "--workers", "1"]
-    process = subprocess.Popen(
-        [sys.executable, *arguments], env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
-        start_new_session=True,
-    )  # fmt: skip
+    arguments = [sys.executable, "-m", "mlflow", "server", *stores, "--port", str(port), "--workers", "1"]
+    without_jobs = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    process = subprocess.Popen(arguments, env=without_jobs, start_new_session=True)
     try:
         while process.poll() is None:
             with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
@@ -90,12 +84,9 @@ def server(folder: Path) -> Iterator[str]:
 
 
 def test_mlflow_gets_certificates_and_audits_only_of_runs_trained_here(
-    parties: Parties,
-    tmp_path: Path,
-    command: Commands,
-    monkeypatch: pytest.MonkeyPatch,
+    parties: Parties, tmp_path: Path, command: Commands, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-) -> None:
+) -> None:  # fmt: skip
     run, weights, certificate = (tmp_path / name for name in ("run", "model.safetensors", "certificate.json"))
     copy, cheating = parties.trained(tmp_path / "copy"), parties.cheating(tmp_path / "cheating", 5)
     callback = type("MLflowCallback", (), {})()

@@ -21,8 +21,8 @@ from tiebreak.protocol.commitments.job import Job
 
 _FOLDER: Final = "trackers"
 _MAX_BYTES: Final = 1 << 16
-_WANDB: Final = ("project", "run_id", "mode", "root_dir", "base_url")
-"""The settings of W&B that say where a run is, beside its entity."""
+_WANDB: Final = ("entity", "project", "run_id", "mode", "root_dir", "base_url")
+"""The settings of W&B that say where a run is."""
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -44,9 +44,7 @@ def remember(run: Path, job: Job, callbacks: Iterable[object]) -> None:
     found: dict[str, dict[str, Any]] = {}
     with _warning(f"certificates and audits of {run} will not be logged to its trackers"):
         if "WandbCallback" in kinds and (opened := sys.modules["wandb"].run) and not opened.disabled:
-            found["wandb"] = {name: getattr(opened.settings, name) for name in _WANDB} | {
-                "entity": opened.entity or None
-            }
+            found["wandb"] = {name: getattr(opened.settings, name) for name in _WANDB}
         if "MLflowCallback" in kinds and (active := (mlflow := sys.modules["mlflow"]).active_run()):
             found["mlflow"] = {"uri": mlflow.get_tracking_uri(), "run_id": active.info.run_id}
         if found:
