@@ -25,6 +25,7 @@ from tests.tiebreak.test_certificates import Desk, certificate_of, statement_of
 from tiebreak import open_run
 from tiebreak.api.certification.certificates import read_certificate
 from tiebreak.api.provenance import formats
+from tiebreak.api.provenance.about import About
 from tiebreak.api.provenance.cards import BEGIN, END
 from tiebreak.api.provenance.source import FormatSource
 from tiebreak.api.signing.attesting import attesting_key
@@ -42,7 +43,7 @@ from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.program.rounding import Policy
 
-ALL: Final = "hub,slsa,in-toto,model-signing,receipt,dossier"
+ALL: Final = "hub,slsa,in-toto,model-signing,receipt,dossier,cyclonedx,spdx"
 VECTORS: Final = Path(__file__).parents[3] / "shared" / "receipts" / "CR-v0.1-conformance-vectors.json"
 
 
@@ -242,6 +243,9 @@ def refuse_mutants(desk: Desk, count: int, cases: Callable[[int], None]) -> None
     signed, draw = read_certificate(desk.certificate), random.Random(1)
     source = FormatSource(signed=signed, certificate=desk.certificate.name, folder=desk.folder)
     texts = {name: path.read_bytes() for name, path in files(desk).items()}
+    job = replace(signed.certificate.job, data_root=signed.certificate.job.program_root, steps=8)
+    agreement = replace(signed.certificate.agreement, job=job)
+    other = replace(source, signed=replace(signed, certificate=replace(signed.certificate, agreement=agreement)))
     for name, kind in formats.FORMATS.items():
         around = [b"", b""]
         if name == "hub":  # what stands around the section is its author's
@@ -251,8 +255,11 @@ def refuse_mutants(desk: Desk, count: int, cases: Callable[[int], None]) -> None
                 texts[name][begin + len(BEGIN) : end],
             )
             around[0] += BEGIN.encode()
+        elif kind.asks:
+            texts[name] = kind.make(replace(source, about=About(answers={"name": "A", "tags": ["x"], "contact": "y"})))
         assert kind.again(source, around[0] + texts[name] + around[1]) == around[0] + texts[name] + around[1]
-        for mutant in mutants(texts[name], texts["slsa"], count, draw):
+        parts = kind.make(other) if kind.signer == "nobody" else b""  # of another run
+        for mutant in mutants(texts[name], texts["slsa"] + parts, count, draw):
             data = around[0] + mutant + around[1]
             with suppress(VerificationError):
                 assert kind.again(source, data) != data, (name, data)

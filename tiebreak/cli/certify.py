@@ -42,8 +42,8 @@ def _formats(_: click.Context, __: click.Parameter, value: str | None) -> list[s
               "a new certificate. It is not checked here; the nonce that it signs has to be the run root.")  # fmt: skip
 @click.option("--for", "formats", callback=_formats, metavar="NAME,...", help="Also write the certificate for other "
               "tools, in a folder of weights, else beside the certificate: hub (README.md, a model card), slsa, "
-              "in-toto, model-signing, dossier, receipt. slsa needs the trainer's --key, in-toto and model-signing a "
-              "signer's.")  # fmt: skip
+              "in-toto, model-signing, dossier, cyclonedx, spdx, receipt. slsa needs the trainer's --key, in-toto and "
+              "model-signing a signer's.")  # fmt: skip
 @click.option("--certificate-chain", "chain", type=opt.FILE, help="With --for model-signing: X.509 certificates in "
               "PEM that name your P-256 key (`tiebreak key FILE --public`), leaf first, to go into it.")  # fmt: skip
 @click.option("--about", type=opt.FILE, help="TOML file with what no run shows (license, datasets, limits, ...), for "

@@ -91,7 +91,7 @@ class About:
     @classmethod
     def read_carried(cls, text: str) -> Self:
         """Reads what a file carries, which may be a stranger's. Raises `EncodingError`."""
-        top = JsonObject.parse("about", text.encode("utf-8", "surrogateescape"), _DEPTH)
+        top = JsonObject.parse("about", text.encode("utf-8", "surrogatepass"), _DEPTH)
         found = top.inner("answers")
         top.finish()
         return cls(answers=_checked({name: found.take(name, "an answer", lambda _: True) for name in found.names()}))

@@ -12,6 +12,8 @@ certificate and from what the file alone can have, its signature and its own tex
     model-signing  OpenSSF model signing (v1.0): all files of the folder with their SHA-256, in a Sigstore bundle, for
                    `model_signing verify key`, or `certificate` with a chain of X.509 certificates
     dossier        a page for an AI Act file, with what a person declares (`about`)
+    cyclonedx      a bill of materials for models (1.6), with what a person declares
+    spdx           a document of SPDX 3.0.1, with what a person declares
     receipt        a Computation Receipt (`tiebreak.protocol.commitments.computation_receipts`)
 
 slsa, in-toto and model-signing are signed by the P-256 key of a party (`tiebreak.api.signing.attesting`), slsa also by
@@ -29,6 +31,13 @@ Fields of the certificate's predicate (and `subject`) -> fields of the format; w
     model-signing  subject -> resources
     dossier        subject, job.program, .data, .firstState, .steps, .policy, .precision, finalState.root, adapter.root,
                    sizes, environment, settlement, audits -> lines of the page
+    cyclonedx      subject, others, adapter.configuration -> metadata.component.components; finalState.root, sizes ->
+                   metadata.component; adapter.root, job.data -> components; job.program, .firstState, .id, .trainer,
+                   .client, .steps, .checkpoints, .policy, .precision, head.runRoot, environment -> formulation
+    spdx           subject, others, adapter.configuration -> software_File; finalState.root, adapter.root ->
+                   ai_AIPackage; job.data -> dataset_DatasetPackage; job.program, .firstState -> software_Package;
+                   job.trainer -> Agent; job.id, .steps, .checkpoints, .policy, .precision, head.runRoot, environment ->
+                   build_Build
     receipt        job.program, .steps -> computation.id; job.policy, .precision -> arithmetic; job.firstState ->
                    model.digest; job.data -> input.digest; finalState.root -> output.digest
 """
@@ -40,7 +49,7 @@ from typing import Final
 
 from tiebreak.api.certification import folders
 from tiebreak.api.certification.certificates import SignedCertificate
-from tiebreak.api.provenance import cards, dossier, in_toto, model_signatures, receipts, slsa
+from tiebreak.api.provenance import bills, cards, dossier, in_toto, model_signatures, receipts, slsa
 from tiebreak.api.provenance.source import CertificateFormat, FormatSource
 from tiebreak.engine.data.disk import read_file, write_file
 from tiebreak.protocol.errors import ConfigurationError, VerificationError
@@ -117,6 +126,12 @@ FORMATS: Final = {
     ),
     "dossier": CertificateFormat(
         file=folders.DOSSIER, signer="nobody", make=dossier.dossier, again=dossier.dossier_again, asks=dossier.ASKED
+    ),
+    "cyclonedx": CertificateFormat(
+        file=folders.CYCLONEDX, signer="nobody", make=bills.cyclonedx, again=bills.cyclonedx_again, asks=bills.CDX_ASKS
+    ),
+    "spdx": CertificateFormat(
+        file=folders.SPDX, signer="nobody", make=bills.spdx, again=bills.spdx_again, asks=bills.SPDX_ASKS
     ),
     "receipt": CertificateFormat(
         file=folders.RECEIPT, signer="nobody", make=receipts.receipt, again=receipts.receipt_again
