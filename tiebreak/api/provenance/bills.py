@@ -66,9 +66,9 @@ def _made(text: str, source: FormatSource) -> bytes:
     identity = uuid5(NAMESPACE_URL, f"{urn} {about.carried()}").urn
     name, root = about.text("base_model"), "" if made.adapter is None else made.adapter.root.hex()
     url = name and f"pkg:huggingface/{name}"
-    values = {
-        "adapter": {}, "sizes": {}, **made.document()["predicate"], "about": _answers(about, url),
-        "files": _files(made), "urn": urn, "identity": identity, "ids": f"{identity}#", "carried": about.carried(),
+    values = source.fields() | {
+        "about": _answers(about, url), "files": _files(made), "carried": about.carried(),
+        "urn": urn, "identity": identity, "ids": f"{identity}#",
         "supplier": about.text("provider") and f"{identity}#provider", "base": name or (root and "base"),
         "dependency": {"ref": "model", "dependsOn": ["base"] * bool(root)},
         "ancestor": "" if root else url,  # then no root of the certificate shows that there is a base

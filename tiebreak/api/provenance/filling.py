@@ -1,9 +1,10 @@
 """Documents of other formats as templates: JSON that has, in place of values, the names of a certificate's fields.
 
 The folder `templates` has them. A text `$job.id` stands for that field of the certificate's predicate, of any type;
-`${job.id}`, in a longer text or alone, for its text. `$about.NAME` is an answer of a person (`about`). An entry of a
-list `{"$each": LIST, "$of": PART}` stands for as many parts as LIST has entries: `$value` is the entry, `$number` its
-place, `$key` its name if LIST is an object. What is empty then is left out.
+`${job.id}`, in a longer text or alone, for its text (`${job.steps:,}`: as Python formats it). `$about.NAME` is an
+answer of a person (`about`). An entry of a list `{"$each": LIST, "$of": PART}` stands for as many parts as LIST has
+entries: `$value` is the entry, `$number` its place, `$key` its name if LIST is an object. What is empty then is left
+out.
 """
 
 import re
@@ -30,7 +31,7 @@ def fill(part: Any, values: Mapping[str, Any]) -> Any:
         return part
     if found := re.fullmatch(r"\$([\w.]+)", part):
         return _value(found[1], values)
-    return re.sub(r"\$\{([\w.]+)\}", lambda found: str(_value(found[1], values)), part)
+    return re.sub(r"\$\{([\w.]+):?(,?)\}", lambda found: format(_value(found[1], values), found[2]), part)
 
 
 def _entries(entry: Any, values: Mapping[str, Any]) -> Iterator[Any]:

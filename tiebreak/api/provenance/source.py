@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tiebreak.api.certification.certificates import SignedCertificate
 from tiebreak.api.provenance.about import About
@@ -26,6 +27,11 @@ class FormatSource:
     about: About = field(default_factory=About)
     chain: tuple[bytes, ...] = ()
     pending: Mapping[str, bytes] = field(default_factory=dict)
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of the certificate's predicate, for templates (`filling`): those that it lacks are empty."""
+        found: dict[str, Any] = self.signed.certificate.document()["predicate"]
+        return {"adapter": {}, "sizes": {}, "settlement": {}, "audits": []} | found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
