@@ -29,8 +29,9 @@ class FormatSource:
     pending: Mapping[str, bytes] = field(default_factory=dict)
 
     def fields(self) -> dict[str, Any]:
-        """The fields of the certificate's predicate, for templates (`filling`): those that it lacks are empty."""
-        found: dict[str, Any] = self.signed.certificate.document()["predicate"]
+        """The fields of the certificate's predicate, and `subject`, for `filling`: those that it lacks are empty."""
+        document = self.signed.certificate.document()
+        found: dict[str, Any] = {"subject": document["subject"], **document["predicate"]}
         return {"adapter": {}, "sizes": {}, "settlement": {}, "audits": []} | found
 
 
