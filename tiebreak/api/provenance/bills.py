@@ -60,15 +60,13 @@ def _with_carried(source: FormatSource, holder: object, field: str) -> FormatSou
 
 
 def _made(text: str, source: FormatSource) -> bytes:
-    made, about = source.signed.certificate, source.about
-    urn = f"urn:tiebreak:certificate:{made.payload.digest.hex()}"
+    made, about, fields = source.signed.certificate, source.about, source.fields()
     # Bills of one certificate differ only in what a person declares.
-    identity = uuid5(NAMESPACE_URL, f"{urn} {about.carried()}").urn
+    identity = uuid5(NAMESPACE_URL, f"urn:tiebreak:certificate:{fields['digest']} {about.carried()}").urn
     name, root = about.text("base_model"), "" if made.adapter is None else made.adapter.root.hex()
     url = name and f"pkg:huggingface/{name}"
-    values = source.fields() | {
-        "about": _answers(about, url), "files": _files(made), "carried": about.carried(),
-        "urn": urn, "identity": identity, "ids": f"{identity}#",
+    values = fields | {
+        "about": _answers(about, url), "files": _files(made), "carried": about.carried(), "identity": identity,
         "supplier": about.text("provider") and f"{identity}#provider", "base": name or (root and "base"),
         "dependency": {"ref": "model", "dependsOn": ["base"] * bool(root)},
         "ancestor": "" if root else url,  # then no root of the certificate shows that there is a base

@@ -26,13 +26,12 @@ _SIGNER: Final = re.compile(": <code>0x([0-9a-f]{40})</code>")
 
 def dossier(source: FormatSource) -> bytes:
     """The page, which is read without a network and runs no script."""
-    signed, certificate, job = source.signed, source.signed.certificate, source.signed.certificate.job
+    certificate, job = source.signed.certificate, source.signed.certificate.job
     logged = "some sums rounded as the trainer's log says: unverifiable within the job's tolerance"
     exact = "every sum exact, rounded once: the same bytes on any machine"
     values = source.fields() | {
-        "rounding": logged if job.is_logged else exact, "digest": certificate.payload.digest.hex(),
+        "rounding": logged if job.is_logged else exact,
         "files": {name: digest.hex() for name, digest in sorted(certificate.files.items())},
-        "signatures": signed.signatures,
     }  # fmt: skip
     if (sizes := certificate.sizes) is not None:
         shapes = {name: " x ".join(map(str, shape)) or "one number" for name, shape in sizes.data.items()}

@@ -29,10 +29,13 @@ class FormatSource:
     pending: Mapping[str, bytes] = field(default_factory=dict)
 
     def fields(self) -> dict[str, Any]:
-        """The fields of the certificate's predicate, and `subject`, for `filling`: those that it lacks are empty."""
+        """What templates name (`filling`): the fields of the predicate, those that it lacks empty, and a few more."""
         document = self.signed.certificate.document()
-        found: dict[str, Any] = {"subject": document["subject"], **document["predicate"]}
-        return {"adapter": {}, "sizes": {}, "settlement": {}, "audits": []} | found
+        return {
+            "adapter": {}, "sizes": {}, "settlement": {}, "audits": [], **document["predicate"],
+            "subject": document["subject"], "digest": self.signed.certificate.payload.digest.hex(),
+            "signatures": self.signed.signatures,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
