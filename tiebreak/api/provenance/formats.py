@@ -127,16 +127,12 @@ FORMATS: Final = {
         again=model_signatures.model_signature_again, says=model_signatures.model_signature_says,
     ),
     "dossier": CertificateFormat(
-        file=folders.DOSSIER, signer="nobody", make=dossier.dossier, again=dossier.dossier_again, asks=dossier.ASKED
+        file=folders.DOSSIER, make=dossier.dossier, again=dossier.dossier_again, asks=dossier.ASKED
     ),
     "cyclonedx": CertificateFormat(
-        file=folders.CYCLONEDX, signer="nobody", make=bills.cyclonedx, again=bills.cyclonedx_again, asks=bills.CDX_ASKS
+        file=folders.CYCLONEDX, make=bills.cyclonedx, again=bills.cyclonedx_again, asks=bills.CDX_ASKS
     ),
-    "spdx": CertificateFormat(
-        file=folders.SPDX, signer="nobody", make=bills.spdx, again=bills.spdx_again, asks=bills.SPDX_ASKS
-    ),
-    "receipt": CertificateFormat(
-        file=folders.RECEIPT, signer="nobody", make=receipts.receipt, again=receipts.receipt_again
-    ),
+    "spdx": CertificateFormat(file=folders.SPDX, make=bills.spdx, again=bills.spdx_again, asks=bills.SPDX_ASKS),
+    "receipt": CertificateFormat(file=folders.RECEIPT, make=receipts.receipt, again=receipts.receipt_again),
 }  # fmt: skip
 """All formats, by the names that `tiebreak certify --for` takes."""

@@ -47,9 +47,9 @@ class CertificateFormat:
     """
 
     file: str
-    signer: str
     make: Callable[[FormatSource], bytes]
     again: Callable[[FormatSource, bytes], bytes | None]
+    signer: str = "nobody"
     asks: tuple[str, ...] = ()
     says: Callable[[bytes], str] = lambda _: ""
 
