@@ -16,7 +16,8 @@ from tiebreak.api.huggingface.refusals import check_trainer, warn_of_unread
 from tiebreak.api.huggingface.trainer_loop import drive
 from tiebreak.api.machine import Machine
 from tiebreak.api.training.runs import Run, agree
-from tiebreak.engine.capture.task import Clip, Task
+from tiebreak.engine.capture.task import Task
+from tiebreak.engine.optimizers.settings import Clip
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import ConfigurationError
