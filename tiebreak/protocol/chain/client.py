@@ -8,8 +8,7 @@ from eth_abi.exceptions import DecodingError
 from eth_hash.auto import keccak
 from rlp import encode
 
-from tiebreak.protocol.chain import artifacts
-from tiebreak.protocol.chain.abi import decode_revert, read_log
+from tiebreak.protocol.chain import abi, artifacts
 from tiebreak.protocol.chain.artifacts import BOARD, CONTRACTS, GAMES, REFEREE, TRANSCENDENTALS
 from tiebreak.protocol.chain.calls import Call, move_call
 from tiebreak.protocol.chain.errors import ChainError, ContractMismatch, NodeError
@@ -191,7 +190,7 @@ class Chain:
             if sent.receipt["status"] != 1:
                 # The chain moved on between trying and mining, so trying again shows what changed.
                 self.node.try_out(signer.address, to, data, value, limit)
-                raise decode_revert(b"", "the transaction failed though it had been tried and would succeed now")
+                raise abi.decode_revert(b"", "the transaction failed though it had been tried and would succeed now")
             return sent.receipt
         raise NodeError(f"expected a number of its own for a transaction, got one in use {DISPLACEMENTS} times")
 
@@ -284,7 +283,7 @@ class Chain:
     def event_in(self, log: Mapping[str, Any]) -> Event | None:
         """The event in a log; None if it is not one of these contracts'. Raises `NodeError` for one that is broken."""
         try:
-            found = read_log([bytes(topic) for topic in log["topics"]], bytes(log["data"]))
+            found = abi.read_log([bytes(topic) for topic in log["topics"]], bytes(log["data"]))
         except DecodingError as error:
             raise NodeError(f"expected an event of the board, got a log that is none: {error}") from error
         if found is None:

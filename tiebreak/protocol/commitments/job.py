@@ -15,7 +15,7 @@ signatures are by the parties that the job names.
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Self
 
-from tiebreak.protocol.codec import check_bytes, check_uint
+from tiebreak.protocol import codec, trees
 from tiebreak.protocol.commitments import keys, terms
 from tiebreak.protocol.commitments.eip712 import ADDRESS_BYTES, Address, Domain, TypedData, hash_struct, typed_digest
 from tiebreak.protocol.commitments.records import StepRecord, checkpoint_count, initial_record
@@ -25,7 +25,6 @@ from tiebreak.protocol.packing import U32, Fields, OneOf, Raw, Record, Root, Uin
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import Policy, check_tolerances
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
-from tiebreak.protocol.trees import depth_of
 
 PRECISION_F32: Final = MAX_PRECISION
 MAX_DESCENT_LEVELS: Final = 5
@@ -159,21 +158,21 @@ class Job(Record):
 
     @property
     def run_depth(self) -> int:
-        return depth_of(self.checkpoints)
+        return trees.depth_of(self.checkpoints)
 
     @property
     def half_depth(self) -> int:
         """Depth of each half of the program tree and of the value tree; D in the SPEC."""
-        return max(depth_of(self.body_count), self.state_depth)
+        return max(trees.depth_of(self.body_count), self.state_depth)
 
     @property
     def state_depth(self) -> int:
-        return depth_of(self.state_count)
+        return trees.depth_of(self.state_count)
 
     @property
     def data_depth(self) -> int:
         """Depth of the data tree. A job without data has a tree of one empty leaf."""
-        return depth_of(max(1, self.data_count))
+        return trees.depth_of(max(1, self.data_count))
 
     @property
     def initial_record(self) -> StepRecord:
@@ -375,6 +374,6 @@ class Concession(Record):
 
 def game_id(head: Head, domain: Domain, challenger: bytes, nonce: int) -> Digest:
     """The id of the game that a challenger starts against a head. The nonce tells several such games apart."""
-    check_bytes("challenger", challenger, 20)
-    encoded_nonce = check_uint("nonce", nonce, 64).to_bytes(8, "big")
+    codec.check_bytes("challenger", challenger, 20)
+    encoded_nonce = codec.check_uint("nonce", nonce, 64).to_bytes(8, "big")
     return tagged_hash(Tag.GAME, head.job_id, head.digest(domain), challenger, encoded_nonce)

@@ -18,9 +18,8 @@ from tiebreak.protocol.commitments.records import StepRecord, data_leaf, state_l
 from tiebreak.protocol.errors import ProofError
 from tiebreak.protocol.game import referee
 from tiebreak.protocol.game.moves import Prove, StateWitness, TensorWitness
-from tiebreak.protocol.program import accumulator, reference
+from tiebreak.protocol.program import accumulator, program, reference
 from tiebreak.protocol.program.isa import Instruction, Opcode, Slot, SourceKind
-from tiebreak.protocol.program.program import decode_alone, instruction_digest
 from tiebreak.protocol.program.rounding import Rounding
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 from tiebreak.protocol.trees import depth_of, verify
@@ -56,9 +55,9 @@ def finish(instruction: Instruction, encoded: bytes, rounding: Rounding) -> tupl
 def judge_commit(job: Job, leaf: int, body_root: bytes, move: Prove) -> Digest:
     """The correct state leaf of a commit. `leaf` is its position in both the program tree and the value tree."""
     _require_unused("commit", previous=move.previous, tensors=move.tensors, chunks=move.chunks)  # (1)
-    digest = instruction_digest(move.instruction)
+    digest = program.instruction_digest(move.instruction)
     verify(job.program_root, job.half_depth + 1, leaf, digest, move.siblings)  # (2)
-    instruction = decode_alone(move.instruction)
+    instruction = program.decode_alone(move.instruction)
     if instruction.opcode != Opcode.COMMIT or not isinstance(instruction.params, Slot):
         raise ProofError(f"expected a commit, got {instruction.opcode.name}")
     witness = _tensor_witness(move)

@@ -65,9 +65,8 @@ from dataclasses import replace
 from typing import Final
 
 from tiebreak.protocol.codec import check_bytes
-from tiebreak.protocol.commitments import records
+from tiebreak.protocol.commitments import log_tree, records
 from tiebreak.protocol.commitments.job import Head, Job
-from tiebreak.protocol.commitments.log_tree import NO_WORD, code_in, word_leaf
 from tiebreak.protocol.errors import IllegalMove, VerificationError
 from tiebreak.protocol.game import moves, proof, seals
 from tiebreak.protocol.game.moves import NO_SEAL, Concede, Move, Phase, Prove, Select, SelectElement, Side
@@ -454,14 +453,14 @@ def _open_chunk(state: GameState, move: moves.OpenChunk) -> GameState:
     if state.is_logged_sum:
         _require_count("log siblings", state.depth + state.job.half_depth, len(move.siblings))
     else:
-        is_empty = move.word == NO_WORD and not move.siblings
+        is_empty = move.word == log_tree.NO_WORD and not move.siblings
         _require_no_log("a chunk of what is not logged", is_empty)
     length = records.chunk_length(state.dtype, state.shape, state.chunk)
     _tie(len(move.chunk) == length, f"the chunk has {len(move.chunk)} bytes and must have {length}")
     _tie(records.chunk_digest(move.chunk) == state.node, "the chunk is not the committed one")
     if state.is_logged_sum:
         # Every value's words form a tree of the same shape as its chunks, so one position names both value and chunk.
-        found = fold(word_leaf(move.word), state.leaf << state.depth | state.chunk, move.siblings)
+        found = fold(log_tree.word_leaf(move.word), state.leaf << state.depth | state.chunk, move.siblings)
         _tie(found == state.step_log, "the log word is not the chunk's under the step log")
     return replace(state, word=move.word, phase=Phase.SELECT_ELEMENT)
 
@@ -476,7 +475,7 @@ def _select_element(state: GameState, move: SelectElement) -> GameState:
         state,
         element=state.chunk * (CHUNK_BYTES // size) + move.index,
         claimed=move.chunk[move.index * size : (move.index + 1) * size],
-        direction=code_in(state.word, move.index) if state.is_logged_sum else Direction.NONE,
+        direction=log_tree.code_in(state.word, move.index) if state.is_logged_sum else Direction.NONE,
     )
     if state.terms:
         _require_no_seal(move.seal, f"an element of {state.terms} terms")

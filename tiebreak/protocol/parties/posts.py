@@ -24,8 +24,7 @@ from typing import Annotated, Any, ClassVar, Final, Self
 from eth_hash.auto import keccak
 
 from tiebreak.protocol import packing
-from tiebreak.protocol.commitments import keys
-from tiebreak.protocol.commitments.blobs import MAX_BLOB_BYTES
+from tiebreak.protocol.commitments import blobs, keys
 from tiebreak.protocol.commitments.eip712 import ADDRESS_BYTES, Address, Domain, TypedData, hash_struct, typed_digest
 from tiebreak.protocol.commitments.job import Account, Job, game_id
 from tiebreak.protocol.errors import EncodingError, SignatureError, VerificationError
@@ -145,7 +144,7 @@ class PublishedFile(Record):
     """A file of a run, and the blob that holds it."""
 
     name: Annotated[bytes, FileName()]
-    size: Annotated[int, Uint(64, 0, MAX_BLOB_BYTES)]
+    size: Annotated[int, Uint(64, 0, blobs.MAX_BLOB_BYTES)]
     root: Root
 
 

@@ -7,9 +7,8 @@ group. Rows behind the last end belong to none, and give zeros. torch's own deco
 
 from typing import Any, Final
 
+from tiebreak.engine.lowering import elementwise, indexing
 from tiebreak.engine.lowering.builder import Builder, Ref
-from tiebreak.engine.lowering.elementwise import round_
-from tiebreak.engine.lowering.indexing import gather
 from tiebreak.engine.lowering.registry import Context, lowers
 from tiebreak.protocol.program.isa import DType, MapFunction
 
@@ -19,7 +18,7 @@ _LEAST_SCALE: Final = 6.1e-5
 
 def _quantized(c: Context, x: Ref, scale: Ref, zero: Ref, low: int, high: int) -> tuple[Ref, Ref]:
     b = c.b
-    level = b.add(round_(c, b.mul(x, b.div(b.const(1.0), scale))), zero)
+    level = b.add(elementwise.round_(c, b.mul(x, b.div(b.const(1.0), scale))), zero)
     kept = b.clamp(level, float(low), float(high))
     return b.mul(b.sub(kept, zero), scale), b.eq(kept, level)
 
@@ -97,7 +96,7 @@ def _levels(c: Context, least: Ref, greatest: Ref, low: int, high: int, *, symme
     nearer = b.lt(b.add(b.const(float(abs(low))), below), b.sub(b.const(float(abs(high))), above))
     zero = b.where(nearer, from_low, from_high)
     zero = b.where(both, b.const((low + high) / 2), zero) if symmetric else zero
-    zero = round_(c, b.clamp(zero, float(low), float(high)))
+    zero = elementwise.round_(c, b.clamp(zero, float(low), float(high)))
     return b.map(MapFunction.MAX, scale, b.const(_LEAST_SCALE)), zero
 
 
@@ -114,7 +113,7 @@ def _rows_times_matrices(c: Context, x: Ref, weight: Ref, ends: Ref) -> Ref:
     last = b.i64(count - 1)
     products = b.einsum("sk,gkn->sng|k", x, weight)
     index = b.map(MapFunction.MIN, group, last).expand(products.shape[:2]).unsqueeze(-1)
-    return b.where(b.le(group, last), gather(c, products, -1, index).squeeze([-1]), b.const(0.0))
+    return b.where(b.le(group, last), indexing.gather(c, products, -1, index).squeeze([-1]), b.const(0.0))
 
 
 def _sums_by_group(c: Context, x: Ref, y: Ref, ends: Ref) -> Ref:

@@ -6,9 +6,8 @@ equal, and NaN counts as the greatest number, infinity.
 
 from math import inf, prod
 
+from tiebreak.engine.lowering import indexing, reductions
 from tiebreak.engine.lowering.builder import Ref, Scalar
-from tiebreak.engine.lowering.indexing import gather
-from tiebreak.engine.lowering.reductions import backwards, ordered
 from tiebreak.engine.lowering.registry import MAX_COMPARISONS, Context, lowers
 from tiebreak.protocol.program.isa import DType, MapFunction, ReduceFunction
 
@@ -18,10 +17,10 @@ MAX_ROUNDS = 16
 
 def _keys(c: Context, x: Ref, *, descending: bool) -> Ref:
     """Sort keys of x: the element with the greatest key comes first."""
-    x = ordered(c, x)
+    x = reductions.ordered(c, x)
     if x.dtype == DType.F32:
         x = c.b.where(c.b.ne(x, x), c.b.const(inf), x)
-    return x if descending else backwards(c, x)
+    return x if descending else reductions.backwards(c, x)
 
 
 def _ranks(c: Context, keys: Ref) -> Ref:
@@ -73,7 +72,7 @@ def _order(c: Context, x: Ref, d: int, places: range, *, descending: bool) -> tu
         wanted = c.b.iota((len(places),), (1,), places.start).unsqueeze(-1)
         index = _first(c, c.b.eq(_ranks(c, keys).unsqueeze(-2), wanted))
     index = index.unpermute(dims)
-    return gather(c, x, d, index), index
+    return indexing.gather(c, x, d, index), index
 
 
 @lowers("topk.default")
