@@ -237,8 +237,7 @@ class EagerComparison:
             found = _departing(ours, reference, noise, least)
             for kind, seed in runs:
                 if found:
-                    other = self.eager(ours, kind, python=before.copy(), seed=seed)
-                    noise = _with_noise(noise, other, reference)
+                    noise = _with_noise(noise, self.eager(ours, kind, python=before.copy(), seed=seed), reference)
                     found = _departing(ours, reference, noise, least)
             return found
 

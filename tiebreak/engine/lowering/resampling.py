@@ -50,9 +50,7 @@ def _put(c: Context, grad: Ref, place: Ref, shape: Sizes) -> Ref:
 
 def _ratio(size: int, out: int, scale: float | None) -> Fraction:
     """The number of input elements per output element."""
-    if scale:
-        return 1 / Fraction(scale).limit_denominator(FINEST_SCALE)
-    return Fraction(size, out)
+    return 1 / Fraction(scale).limit_denominator(FINEST_SCALE) if scale else Fraction(size, out)
 
 
 def _nearest(c: Context, space: Sizes, out: Sizes, scales: Sequence[float | None], centred: bool) -> Ref:
@@ -242,8 +240,7 @@ def roll(c: Context, x: Ref, shifts: Sequence[int], dims: Sequence[int] = ()) ->
     if 0 in x.shape:
         return x
     if not dims:
-        flat = roll(c, c.b.reshape(x, (-1,)), shifts, [0])
-        return c.b.reshape(flat, x.shape)
+        return c.b.reshape(roll(c, c.b.reshape(x, (-1,)), shifts, [0]), x.shape)
     for shift, d in zip(shifts, dims, strict=True):
         n = x.shape[x.dim(d)]
         first = -shift % n

@@ -182,8 +182,7 @@ class Chain:
         outbox = self.outbox(signer)
         for _ in range(DISPLACEMENTS):
             self.node.require(signer.address, value)
-            gas = self.node.try_out(signer.address, to, data, value, limit)
-            sent = outbox.post(to, data, value, gas=gas)
+            sent = outbox.post(to, data, value, gas=self.node.try_out(signer.address, to, data, value, limit))
             outbox.wait(sent, RECEIPT_SECONDS)
             if sent.receipt is None:
                 continue  # another process has used its number

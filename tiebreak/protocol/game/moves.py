@@ -62,8 +62,7 @@ class Phase(IntEnum):
         """The side to move. Raises `ValueError` for OVER, also the kind of `Concede`, which either side may send."""
         if self is Phase.OVER:
             raise ValueError("nobody moves in a game that is over")
-        challenger = (Phase.SELECT, Phase.SELECT_ELEMENT, Phase.PROVE)
-        return Side.CHALLENGER if self in challenger else Side.DEFENDER
+        return Side.CHALLENGER if self in (Phase.SELECT, Phase.SELECT_ELEMENT, Phase.PROVE) else Side.DEFENDER
 
 
 Nodes = Annotated[tuple[bytes, ...], ListOf(Raw(32), MAX_NODES)]

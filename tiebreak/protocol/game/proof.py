@@ -47,8 +47,7 @@ def record_place(job: Job, step: int, run_root: bytes, steps_root: bytes) -> Rec
 
 def finish(instruction: Instruction, encoded: bytes, rounding: Rounding) -> tuple[Digest, bytes]:
     """The leaf digest and the element's data for a final accumulator. Raises `EncodingError` unless it is canonical."""
-    held = accumulator.decode_for(instruction, encoded)
-    value = accumulator.finish(held, rounding)
+    value = accumulator.finish(accumulator.decode_for(instruction, encoded), rounding)
     return tagged_hash(Tag.ACCUMULATOR, encoded), reference.pack(instruction.dtype, [value])
 
 
@@ -117,8 +116,7 @@ def judge_terms(
         before = tagged_hash(Tag.ACCUMULATOR, move.previous)
         depth = depth_of(accumulator.leaf_count(instruction.terms))
         verify(root, depth, leaf - 1, before, move.siblings)  # (7)
-    openings = _openings(job, body_root, move)
-    encoded = referee.judge_leaf(instruction, element, leaf, move.previous, openings)
+    encoded = referee.judge_leaf(instruction, element, leaf, move.previous, _openings(job, body_root, move))
     return tagged_hash(Tag.ACCUMULATOR, encoded)
 
 

@@ -297,8 +297,7 @@ def _leaf(state: GameState) -> GameState:
                 return _enter_steps(state, state.node, 0)
             return replace(state, phase=Phase.OPEN_STEPS)
         case Level.STEPS:
-            step = state.job.first_step(state.checkpoint) + position
-            return replace(state, step=step, phase=Phase.OPEN_VALUES)
+            return replace(state, step=state.job.first_step(state.checkpoint) + position, phase=Phase.OPEN_VALUES)
         case Level.VALUES:
             is_commit = position >> state.job.half_depth
             return replace(state, leaf=position, phase=Phase.PROVE if is_commit else Phase.OPEN_TENSOR)
@@ -427,16 +426,14 @@ def _tie_step_log(state: GameState, move: moves.OpenValues) -> None:
         return
     if job.segment_steps(state.checkpoint) > 1:  # else the record is the checkpoint
         _tie(move.log_root == state.log_root, "the log root of the record is not the checkpoint's")
-    place = state.step - job.first_step(state.checkpoint)
-    found = fold(move.step_log, place, move.log_siblings)
+    found = fold(move.step_log, state.step - job.first_step(state.checkpoint), move.log_siblings)
     _tie(found == move.log_root, "the step log is not the step's under the log root")
 
 
 def _open_tensor(state: GameState, move: moves.OpenTensor) -> GameState:
     _require_count("siblings", state.job.half_depth + 1, len(move.siblings))
     digest = instruction_digest(move.instruction)
-    found = fold(digest, state.leaf, move.siblings)
-    _tie(found == state.job.program_root, "the instruction is not the program's")
+    _tie(fold(digest, state.leaf, move.siblings) == state.job.program_root, "the instruction is not the program's")
     instruction = decode_alone(move.instruction)
     state = replace(state, instruction=digest, operation=instruction)
     if instruction.opcode == Opcode.SOURCE:
@@ -494,8 +491,7 @@ def _open_terms(state: GameState, move: moves.OpenTerms) -> GameState:
     root = _root_over(state.job, move.nodes, depth_of(leaves))
     leaf, value = proof.finish(state.operation, move.accumulator, state.rounding)
     _tie(value == state.claimed, "the last accumulator is not the claimed element")
-    found = fold(leaf, leaves - 1, move.siblings)
-    _tie(found == root, "the last accumulator is not the last leaf under its root")
+    _tie(fold(leaf, leaves - 1, move.siblings) == root, "the last accumulator is not the last leaf under its root")
     return _enter(replace(state, accumulator_root=root), Level.TERMS, root, depth_of(leaves))
 
 

@@ -231,8 +231,7 @@ def _erf_estimate(n: int, e: int, bits: int) -> Estimate:
         term = (term * y >> w) // k
         total += -(term // (2 * k + 1)) if k & 1 else term // (2 * k + 1)
     growth = 1 << (24 if n.bit_length() + e > 0 else 2)
-    scale = _two_over_root_pi(w)
-    return Estimate(n * (total * scale >> w), e - w, n * (3 * growth * (k + 2) + 8))
+    return Estimate(n * (total * _two_over_root_pi(w) >> w), e - w, n * (3 * growth * (k + 2) + 8))
 
 
 def erf(x: int, precision: int = float32.MAX_PRECISION) -> int:

@@ -292,10 +292,8 @@ class PartialSums:
 
     def _compute(self, number: int) -> bytes:
         first = number * BLOCK_TERMS
-        stop = min(first + BLOCK_TERMS, self._terms.count)
-        factors, matches = self._terms.read(first, stop)
-        before = self._starts[number]
-        made = after_leaves(decode(self._terms.kind, before), factors, matches, first)
+        factors, matches = self._terms.read(first, min(first + BLOCK_TERMS, self._terms.count))
+        made = after_leaves(decode(self._terms.kind, self._starts[number]), factors, matches, first)
         if len(self._starts) == number + 1:
             self._starts.append(made[-1])
         return b"".join(made)

@@ -102,8 +102,7 @@ def _levels(c: Context, least: Ref, greatest: Ref, low: int, high: int, *, symme
 
 def _groups(c: Context, ends: Ref, rows: int) -> Ref:
     """The group of each row, i64 (rows,): the number of groups that end before it."""
-    ended = c.b.le(ends, c.b.iota((rows,), (1,)).unsqueeze(-1))
-    return c.b.sum(c.b.cast(ended, DType.I64), [-1])
+    return c.b.sum(c.b.cast(c.b.le(ends, c.b.iota((rows,), (1,)).unsqueeze(-1)), DType.I64), [-1])
 
 
 def _rows_times_matrices(c: Context, x: Ref, weight: Ref, ends: Ref) -> Ref:
@@ -118,8 +117,7 @@ def _rows_times_matrices(c: Context, x: Ref, weight: Ref, ends: Ref) -> Ref:
 
 def _sums_by_group(c: Context, x: Ref, y: Ref, ends: Ref) -> Ref:
     """The sums of x (K, S) times y (S, N) over the rows s of each group, (G, K, N)."""
-    group = _groups(c, ends, y.shape[0])
-    own = c.b.eq(group, c.b.iota(ends.shape, (1,)).unsqueeze(-1))
+    own = c.b.eq(_groups(c, ends, y.shape[0]), c.b.iota(ends.shape, (1,)).unsqueeze(-1))
     return c.b.einsum("gks,sn->gkn|s", c.b.where(own.unsqueeze(1), x, c.b.const(0.0)), y)
 
 
@@ -156,8 +154,7 @@ class _Hinges:
         ends = b.where(b.eq(labels, b.i64(-1)), b.sub(size, place), zero)
         is_label = b.lt(place, b.sub(size, b.max(ends, [1], keepdim=True)))
         self.labels = b.where(is_label, labels, zero)
-        same = b.eq(self.labels.unsqueeze(2), place)
-        hits = b.cast(b.both(same, is_label.unsqueeze(2)), DType.I64)
+        hits = b.cast(b.both(b.eq(self.labels.unsqueeze(2), place), is_label.unsqueeze(2)), DType.I64)
         self.is_target = b.cast(b.max(hits, [1]), DType.BOOL)
         own = b.gather(self.rows, self.labels, self.rows.strides[1], self.classes, (self.rows.strides[0], 0))
         hinge = b.add(b.sub(b.const(1.0), own).unsqueeze(2), self.rows.unsqueeze(1))

@@ -33,10 +33,8 @@ def _ranks(c: Context, keys: Ref) -> Ref:
         )
     mine, other = keys.unsqueeze(-1), keys.unsqueeze(-2)
     place = b.iota((keys.shape[-1],), (1,))
-    left = b.lt(place, place.unsqueeze(-1))
-    equal = b.both(left, b.eq(mine, other))
-    before = b.either(equal, b.lt(mine, other))
-    return b.sum(b.cast(before, DType.I64), [-1])
+    equal = b.both(b.lt(place, place.unsqueeze(-1)), b.eq(mine, other))
+    return b.sum(b.cast(b.either(equal, b.lt(mine, other)), DType.I64), [-1])
 
 
 def _first(c: Context, holds: Ref) -> Ref:
@@ -54,8 +52,7 @@ def _by_rounds(c: Context, keys: Ref, count: int) -> Ref:
         others = b.ne(found[-1], b.iota((n,), (1,)))
         left = others if left is None else b.both(left, others)
         greatest = b.max(b.where(left, keys, least), [-1], keepdim=True)
-        hits = b.both(left, b.eq(keys, greatest))
-        found.append(_first(c, hits).unsqueeze(-1))
+        found.append(_first(c, b.both(left, b.eq(keys, greatest))).unsqueeze(-1))
     return b.cat(found, -1)
 
 
