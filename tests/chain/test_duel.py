@@ -91,6 +91,7 @@ def test_jobs_of_less_precision_are_judged_at_it(chain: EmbeddedChain, precision
     assert chain.job_state(duel.job.id).precision == precision
 
 
+@pytest.mark.slow
 def test_a_sum_to_bfloat16_is_judged_at_it_whatever_the_jobs_precision(chain: EmbeddedChain) -> None:
     duel = convicted(chain, FUNCTIONS, 3, LOSS - 1, levels=5, precision=24, bend_from=50)
     assert (duel.state.level, duel.state.position) == (Level.TERMS, 50)

@@ -276,6 +276,7 @@ def test_a_long_optimizer_recording_reports_progress(
     ]
 
 
+@pytest.mark.slow
 def test_bfloat16_optimizer_steps_are_rounded_as_in_torch() -> None:
     model = seeded().bfloat16()
     optimizer = O.Adamax(trained(model), lr=0.01)
@@ -292,6 +293,7 @@ def test_bfloat16_optimizer_steps_are_rounded_as_in_torch() -> None:
             assert torch.equal(tensor.bfloat16().float(), tensor), entry
 
 
+@pytest.mark.slow
 def test_optimizer_state_starts_as_the_first_step_creates_it() -> None:
     model = seeded()
     captured = capture_task(task_of(model, Lookahead(O.AdamW(trained(model), lr=0.01))))

@@ -14,6 +14,7 @@ from typing import Final
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from google.protobuf import json_format
 from model_signing import hashing, verifying
 from securesystemslib.dsse import Envelope as OtherEnvelope
@@ -26,12 +27,13 @@ from tests.tiebreak.test_formats import ALL, mutants
 from tiebreak.api.certification.certificates import read_certificate
 from tiebreak.api.provenance import formats
 from tiebreak.api.provenance.source import FormatSource
+from tiebreak.api.provenance.x509_chains import identity, read_chain
 from tiebreak.api.signing.attesting import attesting_key, signed_for_others
 from tiebreak.cli.key import load_key
 from tiebreak.cli.options import PASSPHRASE_VARIABLE
 from tiebreak.protocol.commitments.dsse import Envelope, Payload
 from tiebreak.protocol.commitments.statement import PAYLOAD_TYPE
-from tiebreak.protocol.errors import VerificationError
+from tiebreak.protocol.errors import SignatureError, VerificationError
 
 ROOT: Final = Path(__file__).parents[2]
 Tool = Callable[[bytes], bytes]
@@ -165,6 +167,21 @@ def test_a_chain_of_a_ca_stands_in_the_place_of_a_key(desk: Desk) -> None:
     del bundle["verificationMaterial"]["x509CertificateChain"]["certificates"][1]
     path.write_text(json.dumps(bundle) + "\n")
     assert str(path) in desk.verify(desk.folder, code=2)
+
+
+@pytest.mark.filterwarnings("ignore:Parsed a serial number")
+def test_no_hostile_certificate_raises_anything_unexpected(tmp_path: Path, cases: Callable[[int], None]) -> None:
+    """The digest of a chain says nothing of one that its signer prepared."""
+    key = key_of("signer").public_key()
+    pem = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+    leaf, *_ = read_chain(chained(tmp_path / "ca", key)[1])
+    assert identity([leaf], pem) == "'a@example.org'"
+    for at in range(8 * len(leaf)):
+        flipped = bytearray(leaf)
+        flipped[at // 8] ^= 1 << at % 8
+        with suppress(SignatureError):
+            identity([bytes(flipped)], pem)
+    cases(8 * len(leaf))
 
 
 def test_sigstore_verifies_it_offline_with_an_entry_of_a_log(desk: Desk, tmp_path: Path) -> None:
