@@ -20,13 +20,13 @@ from torch import nn
 
 from benchmarks.table import Row, interleaved, placed, publish, rows_of
 from benchmarks.workloads import gpt2, rows_task
+from tiebreak import SGD, Task
 from tiebreak.api.auditing.audits import Workers, audit_chosen
 from tiebreak.api.builtin.loader import load_task
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.interpreters import make_interpreter
 from tiebreak.api.training.bundle import capture_bundle
 from tiebreak.api.training.runs import agree_on
-from tiebreak.engine.capture.task import SGD, Task
 from tiebreak.engine.run import qualify
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.segments import signed_records

@@ -22,12 +22,12 @@ import torch
 from torch import nn
 
 from benchmarks.table import placed, publish, rows_of
+from tiebreak import SGD, Batch, Rows, Task
 from tiebreak.api.agreement.offers import open_offer
 from tiebreak.api.builtin.loader import load_task
 from tiebreak.api.machine import Machine
 from tiebreak.api.training.bundle import capture_bundle
 from tiebreak.api.training.runs import agree_on
-from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
 from tiebreak.node.tasks import Answer, Compute, Publish, Steps, WorkerSettings
 from tiebreak.node.worker_tasks import JOBS, WorkerTasks
 from tiebreak.node.workers import WorkerPool, warm_up

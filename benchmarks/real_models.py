@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 
-from tiebreak.engine.capture.task import SGD, AdamW, Batch, Rows, Task, Windows
+from tiebreak import SGD, AdamW, Batch, Rows, Task, Windows
 
 REAL: Final = ("gpt2-124m", "resnet-50", "llama-60m")
 BF16: Final = ("gpt2-124m-bf16", "llama-1b-lora", "llama-1b-lora-all")

@@ -9,8 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, ResNetConfig, ResNetForImageClassification
 
+from tiebreak import SGD, AdamW, Batch, Rows, Task
 from tiebreak.api.builtin.loader import load_task
-from tiebreak.engine.capture.task import SGD, AdamW, Batch, Loss, Optimizer, Rows, Task
+from tiebreak.engine.capture.examples import Loss
+from tiebreak.engine.optimizers.settings import Optimizer
 
 STEPS: Final = 100
 INTERVAL: Final = 10

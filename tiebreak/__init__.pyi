@@ -8,26 +8,29 @@ from .api.training.runs import Run, agree, open_run, train
 from .api.training.tasks import capture
 from .api.training.trainer import Step, Trainer, reproducible
 from .engine.capture.captured import Captured
-from .engine.capture.task import (
+from .engine.capture.examples import Batch, Rows, Windows
+from .engine.capture.task import Task
+from .engine.logged.policy import LoggedPolicy
+from .engine.optimizers.settings import (
     SGD,
     Adafactor,
     Adagrad,
     Adam,
     AdamW,
-    Batch,
     Clip,
     Group,
     Lion,
     NAdam,
     RAdam,
     RMSprop,
-    Rows,
-    Task,
-    Windows,
+    constant,
+    cosine,
+    inverse_sqrt,
+    linear,
     no_decay,
+    one_cycle,
+    step_decay,
 )
-from .engine.logged.policy import LoggedPolicy
-from .engine.optimizers.settings import constant, cosine, inverse_sqrt, linear, one_cycle, step_decay
 from .engine.run.audit import SegmentAudit
 from .protocol.commitments.keys import PrivateKey
 from .protocol.commitments.terms import Terms

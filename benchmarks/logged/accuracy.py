@@ -11,8 +11,9 @@ from benchmarks.logged.context import Context
 from benchmarks.logged.names import AUTOCAST, BFLOAT16, EAGER, LOSS
 from benchmarks.logged.steps import Rules, Trainer
 from benchmarks.table import Row
+from tiebreak import Task
 from tiebreak.api.training.trainer import evaluate_state
-from tiebreak.engine.capture.task import Loss, Task
+from tiebreak.engine.capture.examples import Loss
 from tiebreak.lab.demo.plain import train
 
 Figures = dict[str, float]

@@ -10,8 +10,9 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, ResNetConfig, ResNetForImageClassification
 
 from benchmarks.workloads import classify, gpt2, next_token, resnet50, rows_task
+from tiebreak import SGD, AdamW, Batch, Rows, Task
 from tiebreak.api.builtin import digits, text
-from tiebreak.engine.capture.task import SGD, AdamW, Batch, Rows, Task, warmup_linear
+from tiebreak.engine.optimizers.settings import warmup_linear
 
 HELD_OUT: Final = digits.TEST_IMAGES
 

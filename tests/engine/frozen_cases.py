@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.engine import logged_cases
+from tiebreak import AdamW, Batch, Rows, Task
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.captured import Captured, Terms, capture_task, draft_job, sign_job
-from tiebreak.engine.capture.task import AdamW, Batch, Rows, Task
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Worker

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from conformance.whole_steps import execute, new_state
+from tiebreak import SGD, Batch, Rows, Task
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.captured import Captured, capture_task
-from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
 from tiebreak.engine.data.tensors import from_bytes, tensor_bytes
 from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.run.interpreter import Interpreter, StepResult

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from tests.engine.lowering_bench import make_task
 from tests.engine.together import train_alone, train_together
 from tests.protocol.instructions import committed, mapped, reduced, source
+from tiebreak import Adam
 from tiebreak.engine.arithmetic.plain.backend import TorchBackend
 from tiebreak.engine.capture.captured import Captured, capture_task
-from tiebreak.engine.capture.task import Adam
 from tiebreak.engine.distributed import partition
 from tiebreak.engine.distributed.partition import AllGather, Partition, SharedSum
 from tiebreak.protocol.program.isa import Access, DType, MapFunction, Opcode, ReduceFunction, SourceKind, row_major

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from tests.engine.lowering_bench import make_task, nth
 from tests.parts import slow_except
+from tiebreak import AdamW, Task
 from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.plan.ziv import Logging, NearTies
@@ -24,7 +25,6 @@ from tiebreak.engine.capture import check
 from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.capture.outcomes import StepOutcome, distance_of
 from tiebreak.engine.capture.step_run import untouched
-from tiebreak.engine.capture.task import AdamW, Task
 from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.loop import exact_step

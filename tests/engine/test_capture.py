@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 import tiebreak.engine.capture.step
 from tests.engine.lowering_bench import make_task, nth, run_engine, run_integers, same_bits, squared_error, stepped
+from tiebreak import SGD, Task
 from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture import tracing
 from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.capture.step import Constants, capture
-from tiebreak.engine.capture.task import SGD, Task
 from tiebreak.engine.data.tensors import tensor_bytes
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.lowering.builder import Builder

@@ -31,10 +31,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.engine.lowering_bench import make_task, run_engine
 from tests.engine.optimizer_cases import against_torch
 from tests.parts import slow_except
+from tiebreak import Batch, Rows, Task, Windows
 from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.capture.rehearsal import rehearse
-from tiebreak.engine.capture.task import Batch, Rows, Task, Windows
 from tiebreak.protocol.errors import ConfigurationError
 
 X = torch.arange(32.0).reshape(8, 4) / 16 - 1

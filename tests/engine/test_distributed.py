@@ -14,10 +14,10 @@ from torch import Tensor
 from tests.conftest import CaseCounter
 from tests.engine.lowering_bench import make_task
 from tests.parts import slow_except
+from tiebreak import AdamW, Clip, Task
 from tiebreak.api.builtin.loader import load_task
 from tiebreak.engine.arithmetic.plan.views import Dim
 from tiebreak.engine.capture.captured import Captured, capture_task
-from tiebreak.engine.capture.task import AdamW, Clip, Task
 from tiebreak.engine.distributed import exchange, partition, plan, wire
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
 from tiebreak.engine.distributed.exchange import Exchange

@@ -28,8 +28,8 @@ from tiebreak.api.training import tasks
 from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.capture import captured as compiling
 from tiebreak.engine.capture import check, outcomes, state
+from tiebreak.engine.capture.examples import NamedLoss, Windows
 from tiebreak.engine.capture.reach import ROUNDED, UNROUNDED, put_back, settings
-from tiebreak.engine.capture.task import NamedLoss, Windows
 from tiebreak.engine.lowering import RULES
 from tiebreak.engine.run.loop import exact_step
 from tiebreak.protocol.errors import ConfigurationError
@@ -451,7 +451,7 @@ import resource, torch
 import torch.nn.functional as F
 from torch import nn
 from tests.engine.test_eager import checked, task
-from tiebreak.engine.capture.task import AdamW
+from tiebreak import AdamW
 
 def made(width):
     parts = [part for _ in range(6) for part in (nn.Linear(width, width), nn.Tanh())]

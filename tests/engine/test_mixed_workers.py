@@ -16,12 +16,12 @@ from torch import nn
 from tests.conftest import CaseCounter
 from tests.engine.lowering_bench import make_task
 from tests.parts import slow_except
+from tiebreak import Adam
 from tiebreak.engine.arithmetic.c import sums
 from tiebreak.engine.arithmetic.c.backend import CBackend
 from tiebreak.engine.arithmetic.plain.backend import TorchBackend
 from tiebreak.engine.arithmetic.plan.sums import norms
 from tiebreak.engine.capture.captured import Captured, capture_task
-from tiebreak.engine.capture.task import Adam
 from tiebreak.engine.distributed import partition
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
 from tiebreak.engine.distributed.exchange import Exchange

@@ -14,12 +14,12 @@ from torch.optim import lr_scheduler
 from tests.engine.lowering_bench import stepped, torch_batch
 from tests.golden.more import Images, judges, makes
 from tests.parts import slow_except
+from tiebreak import SGD, Clip, Task
 from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture import captured as captured_module
 from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.capture.draws import GivenDraws
-from tiebreak.engine.capture.task import SGD, Clip, Task
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.errors import ConfigurationError
 

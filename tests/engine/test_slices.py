@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from tests.conftest import CaseCounter
 from tests.engine.lowering_bench import make_task
 from tests.parts import slow_except
+from tiebreak import AdamW, Clip, Group, Task
 from tiebreak.api.training import tasks
 from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.capture.slices import LEAST, Slice
-from tiebreak.engine.capture.task import AdamW, Clip, Group, Task
 from tiebreak.engine.lowering import RULES
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.program import Program

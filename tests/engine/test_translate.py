@@ -15,9 +15,8 @@ from tests.engine.lowering_bench import squared_error
 from tiebreak import SGD, Adafactor, Adagrad, Adam, AdamW, NAdam, RAdam, RMSprop, Task
 from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.capture.captured import capture_task
-from tiebreak.engine.capture.task import warmup_linear
 from tiebreak.engine.optimizers import settings as rates
-from tiebreak.engine.optimizers.settings import settings_of
+from tiebreak.engine.optimizers.settings import settings_of, warmup_linear
 from tiebreak.protocol.errors import ConfigurationError
 
 STEPS = 40

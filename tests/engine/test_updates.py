@@ -18,11 +18,11 @@ from torch.optim import lr_scheduler
 
 from tests.engine.lowering_bench import stepped
 from tests.parts import slow_except
+from tiebreak import SGD, Task
 from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.capture import captured as captured_module
 from tiebreak.engine.capture import torch_updates
 from tiebreak.engine.capture.captured import capture_task
-from tiebreak.engine.capture.task import SGD, Task
 from tiebreak.protocol.errors import ConfigurationError
 
 STEPS = 24

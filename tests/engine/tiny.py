@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
+from tiebreak import SGD, Batch, Rows, Task
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.keys import PrivateKey
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from tests.golden.tasks import CLASSES, drawn, tokens, with_drawn_weights
-from tiebreak.engine.capture.task import (
+from tiebreak import (
     SGD,
     Adafactor,
     Adagrad,
@@ -22,7 +22,6 @@ from tiebreak.engine.capture.task import (
     AdamW,
     Batch,
     Clip,
-    Examples,
     Lion,
     NAdam,
     RAdam,
@@ -32,6 +31,7 @@ from tiebreak.engine.capture.task import (
     Windows,
     no_decay,
 )
+from tiebreak.engine.capture.examples import Examples
 from tiebreak.engine.optimizers import settings as rates
 
 STEPS, INTERVAL = 25, 5

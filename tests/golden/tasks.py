@@ -19,7 +19,9 @@ from transformers import (
 
 from benchmarks.real_models import classify, next_token
 from tests.golden.bundle import INTERVAL, STEPS
-from tiebreak.engine.capture.task import SGD, AdamW, Batch, Clip, Examples, Rows, Task, Windows, warmup_linear
+from tiebreak import SGD, AdamW, Batch, Clip, Rows, Task, Windows
+from tiebreak.engine.capture.examples import Examples
+from tiebreak.engine.optimizers.settings import warmup_linear
 from tiebreak.protocol.numbers.philox import random_bits
 
 VOCABULARY, LENGTH, CLASSES = 41, 11, 5

@@ -32,7 +32,7 @@ TASK = """
 import torch
 import torch.nn.functional as F
 from torch import nn
-from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
+from tiebreak import SGD, Batch, Rows, Task
 
 class Net(nn.Module):
     def __init__(self):

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.tiebreak.parties import Commands
 from tests.tiebreak.test_tasks import linear_task
+from tiebreak import Batch, Rows
 from tiebreak.engine.capture.examples import arrays
-from tiebreak.engine.capture.task import Batch, Rows
 from tiebreak.engine.data import arrays as array_files
 from tiebreak.engine.data import hugging_face, text
 from tiebreak.engine.data.tensors import identity

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import lr_scheduler
 
+from tiebreak import SGD, AdamW, Batch, Rows, Task, Windows
 from tiebreak.api.builtin import text
 from tiebreak.api.builtin.loader import load_task
-from tiebreak.engine.capture.task import SGD, AdamW, Batch, Rows, Task, Windows
 from tiebreak.protocol.errors import ConfigurationError
 
 

@@ -32,8 +32,7 @@ from pathlib import Path
 from threading import Timer
 from typing import Any, Final
 
-from tiebreak.engine import system
-from tiebreak.engine.prebuilt import FLAGS, contents, find, folder
+from tiebreak.engine import prebuilt, system
 
 TUNE: Final = ("-march=native", "-mcpu=native", "")
 """Options that are tried in this order: that of x86 compilers, that of others, and none."""
@@ -171,9 +170,9 @@ def _load(beside: str, functions: tuple[tuple[str, tuple[Any, ...]], ...]) -> Bu
 
 def _load_prebuilt(source: Path, functions: tuple[tuple[str, tuple[Any, ...]], ...]) -> Build | None:
     """The library that the wheel brought; None if there is none for this processor, or this system cannot load it."""
-    if os.environ.get("CC") or not folder(source).is_dir():
+    if os.environ.get("CC") or not prebuilt.folder(source).is_dir():
         return None
-    found = find(source, platform.machine(), frozenset(system.processor_line("flags", "features").split()))
+    found = prebuilt.find(source, platform.machine(), frozenset(system.processor_line("flags", "features").split()))
     with suppress(OSError):  # an older C library lacks its symbols
         # No check who can write there: they could as well write to the Python beside it.
         return found and Build(_declare(ctypes.CDLL(str(found[1])), functions), f"compiled for {found[0].name} (wheel)")
@@ -216,7 +215,7 @@ def _key(source: Path, compiler: tuple[str, ...]) -> str:
     version = subprocess.run([*compiler, "--version"], capture_output=True, check=True, timeout=TIMEOUT_S).stdout
     features = system.processor_line("flags", "features")  # different machines may share a home directory
     processor = repr((platform.system(), platform.machine(), platform.processor(), features)).encode()
-    parts = (*contents(source), version, repr((FLAGS, TUNE, compiler)).encode(), processor)
+    parts = (*prebuilt.contents(source), version, repr((prebuilt.FLAGS, TUNE, compiler)).encode(), processor)
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:32]
 
 
@@ -226,7 +225,7 @@ def _build(source: Path, compiler: tuple[str, ...], target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made = Path(scratch) / target.name
         for tune in TUNE:
-            command = [*compiler, *FLAGS, *filter(None, [tune]), str(source), "-o", str(made), "-lm"]
+            command = [*compiler, *prebuilt.FLAGS, *filter(None, [tune]), str(source), "-o", str(made), "-lm"]
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
             if done.returncode == 0:
                 with made.open("rb") as library:

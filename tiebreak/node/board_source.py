@@ -137,9 +137,7 @@ class ChainSource:
 
     def now(self) -> int:
         """The chain's time, in seconds; 0 before the first block was seen."""
-        if self._tip is None:
-            return 0
-        return self._tip.timestamp + int(self._steady() - self._tip_seen)
+        return 0 if self._tip is None else self._tip.timestamp + int(self._steady() - self._tip_seen)
 
     def data_fee(self, size: int) -> int:
         """The fee of the chain for the data of a transaction, in wei, as by `Node.data_fee`."""

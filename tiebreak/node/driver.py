@@ -166,8 +166,7 @@ class Driver(PostingDriver):
         for job in self.machine.jobs():
             self.jobs.setdefault(job.id, job.job)
         self._held += self.workers.drop(self.is_for_nobody)
-        games = self.machine.board.games.values()
-        self.workers.move_only({game.job.id for game in games if not game.is_stopped})
+        self.workers.move_only({game.job.id for game in self.machine.board.games.values() if not game.is_stopped})
         self.look_again()
         self._choose()
         self.traffic.ask()

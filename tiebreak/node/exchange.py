@@ -6,8 +6,7 @@ A statement posted twice counts once: publishing again after a break goes on whe
 from pathlib import Path
 from typing import Final
 
-from tiebreak.api.agreement.offers import complete
-from tiebreak.api.agreement.sealing import opened_by
+from tiebreak.api.agreement import offers, sealing
 from tiebreak.engine.run.directory import JOB, RunDirectory
 from tiebreak.node.hub_client import HubClient, VerifiedPost
 from tiebreak.node.hub_connection import HubAway
@@ -78,7 +77,7 @@ def publish_to(
     job, agreement = run.job, run.agreement
     if key.address not in (job.client, job.trainer):
         raise ConfigurationError(f"expected the key of the job's client or trainer, got 0x{key.address.hex()}")
-    listed, sealed = parts(run, count, states=states), secret_of(run, opened_by(key))
+    listed, sealed = parts(run, count, states=states), secret_of(run, sealing.opened_by(key))
     listing = publish(run, listed, None, count, sealed)
     publisher, said = Publisher(hub_client, job, agreement.domain, key), 0
     if key.address == job.client:
@@ -116,10 +115,10 @@ def fetch_from(
     trusted.reverse()
     listings = sorted(trusted, key=lambda body: -body.count)
     limit = {} if most is None else {"most": most}
-    unseal = None if key is None else opened_by(key)
+    unseal = None if key is None else sealing.opened_by(key)
     fetched = Fetcher(folder, hub_client, job, domain, listings, unseal=unseal, **limit).fetch(wanted, states=states)
     own = [verified.body for verified in found if verified.post.sender == job.trainer]
     answer = next((body for body in own if isinstance(body, AnswerBody) and body.signature), None)
     if answer is not None and JOB in fetched.missing and "offer.bin" not in fetched.missing:
-        complete(folder, answer.signature)
+        offers.complete(folder, answer.signature)
     return wanted, fetched

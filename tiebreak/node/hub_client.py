@@ -147,8 +147,7 @@ class HubClient:
         query = [f"after={after}", f"limit={limit}", *(f"job={job.hex()}" for job in jobs)]
 
         def once() -> tuple[list[VerifiedPost], int]:
-            data = self._ask("GET", "/posts?" + "&".join(query))
-            found = unpack(data, MAX_ANSWER_BYTES)
+            found = unpack(self._ask("GET", "/posts?" + "&".join(query)), MAX_ANSWER_BYTES)
             rows = Fields("page", found, len(found) if isinstance(found, list) else 0)
             verified_posts, last = [], after
             for _ in range(len(found)):
@@ -288,8 +287,7 @@ class HubClient:
                 held = self._json("PUT", f"{where}/pieces?size={size}", b"".join(digests)).get("held")
                 if type(held) is not int or not 0 <= held <= size or (held % PIECE_BYTES and held != size):
                     raise VerificationError(f"expected how much of {size} bytes the hub holds, got {held!r:.80}")
-                body = FileSlice(file, held, size)
-                found = self._json("PUT", f"{where}?offset={held}", body)
+                found = self._json("PUT", f"{where}?offset={held}", FileSlice(file, held, size))
             except HubRefused as error:
                 if error.status != 409:
                     raise

@@ -28,10 +28,8 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from tiebreak.api.agreement.sealing import MAX_SEAL_BYTES, SEAL, SUFFIX, Sealed, Unseal, readers_of, sealed_bytes
-from tiebreak.engine.data import data_identities
-from tiebreak.engine.data.arrays import MAX_SAFETENSORS_HEADER
+from tiebreak.engine.data import arrays, data_identities, formats
 from tiebreak.engine.data.disk import Folder, write_whole
-from tiebreak.engine.data.formats import map_tensors
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.logged.encoding import max_sparse_bytes
 from tiebreak.engine.logged.files import FILE_HEADER_BYTES
@@ -337,7 +335,7 @@ class Fetcher:
 
     def _check_data(self, folder: Folder, name: str) -> None:
         assert self._program is not None
-        tensors = map_tensors(folder, name, self._program.data_spec())
+        tensors = formats.map_tensors(folder, name, self._program.data_spec())
         directory.check_root("data", self._job.data_root, data_tree(data_identities(tensors)).root)
 
     def _check_state(self, root: Digest, folder: Folder, name: str, *, first: bool = False) -> None:
@@ -379,7 +377,7 @@ def _opened(folder: Folder, part: FilePart, hidden: str, size: int, sealed: Seal
 
 
 def _most_bytes(spec: Spec) -> int:
-    return sum(dtype.size * prod(shape) for dtype, shape in spec.values()) + MAX_SAFETENSORS_HEADER
+    return sum(dtype.size * prod(shape) for dtype, shape in spec.values()) + arrays.MAX_SAFETENSORS_HEADER
 
 
 def _make_inside(path: Path, inside: Sequence[str]) -> None:

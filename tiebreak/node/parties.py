@@ -14,11 +14,10 @@ from typing import Any, Final
 from tiebreak.api.agreement.sealing import SEAL
 from tiebreak.node.journal import JOBS
 from tiebreak.protocol.codec import check_bytes
+from tiebreak.protocol.commitments import seats, terms
 from tiebreak.protocol.commitments.eip712 import ADDRESS_BYTES, Address
 from tiebreak.protocol.commitments.job import Job, SignedJob
 from tiebreak.protocol.commitments.keys import PrivateKey
-from tiebreak.protocol.commitments.seats import drawable
-from tiebreak.protocol.commitments.terms import ether
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, VerificationError
 from tiebreak.protocol.parties import auditor, client, trainer
 from tiebreak.protocol.parties.board import PublicJob
@@ -96,7 +95,7 @@ class AcceptancePolicy:
         if self.most_steps and job.steps > self.most_steps:
             return f"expected at most {self.most_steps} steps, got {job.steps}"
         if job.reward < self.least_reward:
-            return f"expected a reward of at least {ether(self.least_reward)}, got {ether(job.reward)}"
+            return f"expected a reward of at least {terms.ether(self.least_reward)}, got {terms.ether(job.reward)}"
         return ""
 
 
@@ -255,7 +254,7 @@ def draw_secret(job: Job, key: PrivateKey, folder: Path) -> bytes:
     if not job.seats:
         return b""
     try:
-        drawn, secret = drawable(replace(job, nonce=int((folder / DRAFT).read_text("ascii"))), key)
+        drawn, secret = seats.drawable(replace(job, nonce=int((folder / DRAFT).read_text("ascii"))), key)
     except (OSError, ValueError, EncodingError) as error:
         raise EncodingError(f"{folder / DRAFT}: expected the nonce of the job's draft, got {error}") from error
     if drawn != job:

@@ -10,21 +10,19 @@ from threading import Event as Flag
 from typing import Any, Final
 
 from tiebreak.api.agreement.sealing import opened_by
-from tiebreak.node import parties
+from tiebreak.node import owner_view, parties
 from tiebreak.node.board_source import AnyBoardSource, ChainSource, HubSource
 from tiebreak.node.driver import Driver
 from tiebreak.node.hub_client import SECONDS, HubClient
 from tiebreak.node.journal import Journal
 from tiebreak.node.log import Log
-from tiebreak.node.owner_view import serve_metrics
 from tiebreak.node.settings import ANY, Settings
 from tiebreak.node.tasks import WorkerSettings
 from tiebreak.node.workers import WorkerPool, warm_up
 from tiebreak.protocol.chain import Chain
 from tiebreak.protocol.chain.gas import DEAREST
-from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
+from tiebreak.protocol.commitments import eip712, seats
 from tiebreak.protocol.commitments.keys import PrivateKey
-from tiebreak.protocol.commitments.seats import SALT_BYTES
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES
 from tiebreak.protocol.parties.terms import Means, Pace
@@ -45,7 +43,7 @@ def run(
         driver = open_party(settings, key, stop, as_json=as_json, verbose=verbose, serve=serve)
         try:
             if settings.metrics_port:
-                serve_metrics(settings.metrics_port, driver.view)
+                owner_view.serve_metrics(settings.metrics_port, driver.view)
             driver.run()
         finally:
             driver.close()
@@ -93,7 +91,7 @@ def open_party(
         computing = WorkerSettings(
             folder=settings.folder, domain=board_source.domain, hub=settings.hub, processes=max(1, settings.processes),
             machine=settings.machine, serve=serve, most_bytes=settings.most_bytes, trial_seconds=settings.trial_seconds,
-            secret=journal.fact_once(SECRET, lambda: secrets.token_bytes(SALT_BYTES)),
+            secret=journal.fact_once(SECRET, lambda: secrets.token_bytes(seats.SALT_BYTES)),
         )  # fmt: skip
         driver = Driver(
             machine, board_source=board_source, hub_client=hub_client, journal=journal, job_files=job_files,
@@ -118,7 +116,7 @@ def _board_source(
             chain, key, journal, pace=pace, first_block=settings.first_block, confirmations=settings.confirmations
         )
     account = None if key is None else key.address
-    return HubSource(OFF_CHAIN, account, lambda job, body, tag: driver().post(job, body, tag=tag), pace=pace)
+    return HubSource(eip712.OFF_CHAIN, account, lambda job, body, tag: driver().post(job, body, tag=tag), pace=pace)
 
 
 def floor_of(settings: Settings, data_fee: int) -> int:

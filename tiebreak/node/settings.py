@@ -4,6 +4,7 @@
 as in `TIEBREAK_HUB`, so that a container needs no file of its own.
 """
 
+import json
 import os
 import re
 import tomllib
@@ -214,24 +215,13 @@ def template(role: str, **given: Any) -> str:
 
     given: values other than the defaults; those of settings that the role does not have are left out.
     """
+    # JSON's texts, numbers, truth values and lists of texts are TOML's, too.
     lines = [f"# Settings of a tiebreak {role}. Start it with: tiebreak {role} run FOLDER", ""]
     defaults = _settings_of(role)
     for words, _, name in (block.rpartition("\n") for block in _TEXT.split("\n\n")):
         if name in defaults:
-            lines += [words, f"{name} = {_toml(given.get(name, defaults[name]))}", ""]
+            lines += [words, f"{name} = {json.dumps(given.get(name, defaults[name]), ensure_ascii=False)}", ""]
     return "\n".join(lines)
-
-
-def _toml(value: object) -> str:
-    match value:
-        case bool():
-            return str(value).lower()
-        case int():
-            return str(value)
-        case tuple():
-            return f"[{', '.join(_toml(item) for item in value)}]"
-    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
 
 
 def write(role: str, folder: Path, **given: Any) -> Settings:

@@ -35,8 +35,7 @@ class InvalidSnapshot(EncodingError):
     """A field of a snapshot has a value that it has in no state of a game (SPEC section 10.1); the contract's error."""
 
     def __init__(self, offset: int, value: int) -> None:
-        self.offset = offset
-        self.value = value
+        self.offset, self.value = offset, value
         super().__init__(offset, value)
 
     def __str__(self) -> str:
@@ -47,8 +46,7 @@ class ProgramError(VerificationError):
     """A program breaks a rule of SPEC section 4. Names the instruction and the rule."""
 
     def __init__(self, instruction: int | None, rule: str) -> None:
-        self.instruction = instruction
-        self.rule = rule
+        self.instruction, self.rule = instruction, rule
         where = "program" if instruction is None else f"instruction {instruction}"
         super().__init__(f"{where}: {rule}")
 

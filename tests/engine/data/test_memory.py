@@ -29,7 +29,7 @@ from tiebreak.api.training.bundle import capture_bundle
 from tiebreak.api.training.runs import agree_on
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.run.interpreter import Interpreter
-from tiebreak.engine.capture.task import SGD, Task
+from tiebreak import SGD, Task
 from tiebreak.engine.run.train import Progress, Worker
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.keys import PrivateKey

@@ -13,9 +13,9 @@ from conformance.whole_steps import execute, new_state
 from tests.conftest import CaseCounter
 from tests.engine.lowering_bench import make_task
 from tests.parts import slow_except
+from tiebreak import SGD, Batch, Task, Windows
 from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.capture.task import SGD, Batch, Task, Windows
 from tiebreak.engine.data import map_array, open_array
 from tiebreak.engine.data.mapped import NARROW, source_of, stored
 from tiebreak.engine.data.tensors import identities, tensor_bytes

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from tests.engine.lowering_bench import make_task
+from tiebreak import Batch, Windows
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.captured import Captured, capture_task
-from tiebreak.engine.capture.task import Batch, Windows
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.run.interpreter import Interpreter, place, tables

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from tests.engine.lowering_bench import make_task, stepped
+from tiebreak import SGD, Task
 from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.c.threads import limited
 from tiebreak.engine.capture.captured import Captured
-from tiebreak.engine.capture.task import SGD, Task
 from tiebreak.engine.data.tensors import identities, tensor_bytes
 from tiebreak.engine.run.commit import make_record
 from tiebreak.engine.run.interpreter import Interpreter, State

@@ -36,11 +36,9 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from tiebreak.engine.data.disk import read_exactly, write_whole
-from tiebreak.protocol.commitments import keys
-from tiebreak.protocol.commitments.blobs import PIECE_BYTES
+from tiebreak.protocol.commitments import blobs, keys, seats
 from tiebreak.protocol.commitments.eip712 import ADDRESS_BYTES, OFF_CHAIN, Address, TypedData
 from tiebreak.protocol.commitments.keys import PrivateKey
-from tiebreak.protocol.commitments.seats import salt_of
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError, VerificationError
 from tiebreak.protocol.packing import Fields, Raw, pack, unpack
 from tiebreak.protocol.tags import Digest
@@ -64,7 +62,7 @@ Unseal = Callable[[bytes, Digest], bytes]
 
 def reader_key(key: PrivateKey) -> X25519PrivateKey:
     """The X25519 key, derived from a signing key, to which jobs are sealed for its owner."""
-    return X25519PrivateKey.from_private_bytes(salt_of(key, _PURPOSE))
+    return X25519PrivateKey.from_private_bytes(seats.salt_of(key, _PURPOSE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +209,7 @@ def sealed_bytes(size: int) -> int:
 
 def _room(number: int) -> int:
     """The bytes of plaintext that fit into a box."""
-    return PIECE_BYTES - TAG_BYTES - (0 if number else SALT_BYTES)
+    return blobs.PIECE_BYTES - TAG_BYTES - (0 if number else SALT_BYTES)
 
 
 def _nonce(number: int, is_last: bool) -> bytes:
@@ -222,7 +220,7 @@ def _digest_of(name: str, source: FileIO, size: int) -> bytes:
     hasher, left = hashlib.sha256(), size
     source.seek(0)
     while left:
-        data = _take(name, source, min(left, PIECE_BYTES))
+        data = _take(name, source, min(left, blobs.PIECE_BYTES))
         hasher.update(data)
         left -= len(data)
     return hasher.digest()

@@ -14,9 +14,7 @@ from rich.console import Console
 from tiebreak.api.auditing.parallel import Replayers, audit_in_parallel
 from tiebreak.api.auditing.progress import Tally, on_stderr
 from tiebreak.api.auditing.replayers import Assignment, ExecutorWorkers, Processes, RayExecutor, TaskExecutor
-from tiebreak.api.machine import Machine
-from tiebreak.api.machine.environment import own_mark
-from tiebreak.api.machine.interpreters import as_policy, make_interpreter
+from tiebreak.api.machine import Machine, environment, interpreters
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.logged.journal import LogsInProgress
@@ -111,7 +109,7 @@ def audit_whole(trainer: RunDirectory, folder: Path, machine: Machine, *, quiet:
         raise ConfigurationError(
             f"{trainer.path}: expected at least one signed head, got none; train with the key that signs them"
         )
-    interpreter = make_interpreter(trainer.program, machine, trainer.job)
+    interpreter = interpreters.make_interpreter(trainer.program, machine, trainer.job)
     last = trainer.job.last_step(head.head.count - 1)
     records = run_segments.signed_records(trainer)[0] if trainer.job.is_logged else []
     replay = OwnReplay.begin(trainer, folder)
@@ -177,7 +175,7 @@ class OwnReplay(RunDirectory):
 
 
 def _mark(job: Job, folder: Path, records: Frontier) -> bytes:
-    return own_mark(f"{job.id.hex()} {records.count} {records.root(job.run_depth).hex()}", folder).encode()
+    return environment.own_mark(f"{job.id.hex()} {records.count} {records.root(job.run_depth).hex()}", folder).encode()
 
 
 def _first_difference(trainer: RunDirectory, replay: RunDirectory) -> SegmentReport | None:
@@ -270,7 +268,7 @@ def audit_chosen(
     """
     if workers is not None:
         return _audit_by(workers, trainer, segments, records, machine, quiet=quiet)
-    interpreter = make_interpreter(trainer.program, machine, trainer.job)
+    interpreter = interpreters.make_interpreter(trainer.program, machine, trainer.job)
     with on_stderr("replaying", run_segments.steps_to_replay(trainer, segments), quiet=quiet) as on_step:
         logs = CommittedLogs.of(trainer, records.__getitem__)
         return SegmentAuditor(trainer, interpreter, records).audit(segments, on_step, logs)
@@ -287,7 +285,7 @@ def _audit_by(
     assignment = Assignment.of(
         trainer.path.absolute(), job.id, len(records),
         run_tree([record.digest for record in records], job.steps, job.checkpoint_interval).root,
-        replace(machine, threads=threads, policy=as_policy(machine.policy)),  # its file may not be there
+        replace(machine, threads=threads, policy=interpreters.as_policy(machine.policy)),  # its file may not be there
     )  # fmt: skip
     with ExitStack() as stack:
 

@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tiebreak.engine.capture.task import SGD, Batch, Rows, Task, warmup_linear
+from tiebreak.engine.capture.examples import Batch, Rows
+from tiebreak.engine.capture.task import Task
+from tiebreak.engine.optimizers.settings import SGD, warmup_linear
 
 TEST_IMAGES = 360
 """The last 360 of the 1797 images are held out."""

@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tiebreak.engine.capture.task import AdamW, Batch, Task, Windows, warmup_linear
+from tiebreak.engine.capture.examples import Batch, Windows
+from tiebreak.engine.capture.task import Task
+from tiebreak.engine.optimizers.settings import AdamW, warmup_linear
 
 VOCABULARY = 256
 CONTEXT = 32

@@ -8,10 +8,8 @@ from typing import Final
 from safetensors.torch import save_file
 
 from tiebreak.api.certification.folders import ADAPTER, ADAPTER_WEIGHTS, WEIGHTS
-from tiebreak.api.chain.boards import board_of
-from tiebreak.api.chain.endings import check_settled
-from tiebreak.api.training.runs import names_of
-from tiebreak.api.training.tasks import as_state_dict
+from tiebreak.api.chain import boards, endings
+from tiebreak.api.training import runs, tasks
 from tiebreak.engine.data.disk import Folder, storing
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.segments import signed_records
@@ -44,7 +42,7 @@ def settled_root(run: RunDirectory, rpc: str | None) -> bool:
         return False
     if rpc is None:
         raise ConfigurationError("expected --rpc of the chain on which the job is settled, or --unsettled, got neither")
-    check_settled(board_of(rpc, run), signed_records(run)[1].head)
+    endings.check_settled(boards.board_of(rpc, run), signed_records(run)[1].head)
     return True
 
 
@@ -65,8 +63,8 @@ def write_weights(
     settled = not unsettled and settled_root(run, rpc)
     # The root in the signed record covers every tensor, so `state` refuses a file in which one of them differs.
     adapter = like is not None and (like / ADAPTER).is_file()
-    tensors = as_state_dict(
-        run.state(run.job.steps, records[-1].state_root, narrow=True), names_of(run, adapter=adapter)
+    tensors = tasks.as_state_dict(
+        run.state(run.job.steps, records[-1].state_root, narrow=True), runs.names_of(run, adapter=adapter)
     )
     if like is None:
         if output.exists():

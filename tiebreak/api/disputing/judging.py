@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tiebreak.protocol.commitments import keys
+from tiebreak.protocol.commitments import keys, terms
 from tiebreak.protocol.commitments.eip712 import Address, Domain
-from tiebreak.protocol.commitments.terms import ether
 from tiebreak.protocol.errors import EncodingError, VerificationError
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.packing import Fields, unpack
@@ -110,8 +109,8 @@ def judge(
     }
     if not problems:
         gains = ledger.gains()
-        found["claims"] = {_name(account): ether(wei) for account, wei in gains.items() if wei > 0}
-        found["debts"] = {_name(account): ether(-wei) for account, wei in gains.items() if wei < 0}
+        found["claims"] = {_name(account): terms.ether(wei) for account, wei in gains.items() if wei > 0}
+        found["debts"] = {_name(account): terms.ether(-wei) for account, wei in gains.items() if wei < 0}
     return found
 
 

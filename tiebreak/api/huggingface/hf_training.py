@@ -10,13 +10,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import Trainer
 from transformers.trainer_utils import TrainOutput
 
+from tiebreak.api.huggingface import refusals, trainer_loop
 from tiebreak.api.huggingface.objective import check_padding, objective, ready
 from tiebreak.api.huggingface.recording import RecordedColumns, Recording, columns, record, replaced, same_draws
-from tiebreak.api.huggingface.refusals import check_trainer, warn_of_unread
-from tiebreak.api.huggingface.trainer_loop import drive
 from tiebreak.api.machine import Machine
 from tiebreak.api.training.runs import Run, agree
-from tiebreak.engine.capture.task import Clip, Task
+from tiebreak.engine.capture.task import Task
+from tiebreak.engine.optimizers.settings import Clip
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import ConfigurationError
@@ -44,7 +44,7 @@ def train(
 
     Raises `ConfigurationError`, with every reason, if the trainer asks for what a run could not follow.
     """
-    check_trainer(trainer)
+    refusals.check_trainer(trainer)
     start = trainer.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
     _check_start(trainer, start)
     if trial is not None:
@@ -55,11 +55,11 @@ def train(
         options = {"client": client, "trainer": key, "terms": terms, "check": check}
         with same_draws():
             run = _agreed(trainer, recording, found, machine or Machine(device=str(trainer.args.device)), options)
-    warn_of_unread(trainer.args, read)
+    refusals.warn_of_unread(trainer.args, read)
     given = {"ignore_keys_for_eval": ignore_keys_for_eval} if ignore_keys_for_eval else {}
     saves = str(getattr(trainer.args.save_strategy, "value", trainer.args.save_strategy)) != "no"
     keep = "all" if saves and trainer.args.save_total_limit is None else "last"
-    output: TrainOutput = drive(trainer, run, recording, key=key, keep=keep, **given)
+    output: TrainOutput = trainer_loop.drive(trainer, run, recording, key=key, keep=keep, **given)
     return output
 
 

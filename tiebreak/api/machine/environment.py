@@ -11,11 +11,10 @@ from pathlib import Path
 
 import torch
 
-from tiebreak.engine import system
+from tiebreak.engine import native, system
 from tiebreak.engine.arithmetic.backend import builds, launches
 from tiebreak.engine.data import hashing
 from tiebreak.engine.data.disk import Folder, storing
-from tiebreak.engine.native import EMULATION, enabled
 
 _KEY = "own-work.key"
 _KEY_BYTES = 32
@@ -63,7 +62,7 @@ def kernels() -> tuple[KernelStatus, ...]:
     hasher, reason = hashing.kernel(), hashing.build().reason
     if hasher is not None:
         reason = f"{reason}, {hasher.implementation}"
-    elif enabled() and reason.startswith("compiled"):
+    elif native.enabled() and reason.startswith("compiled"):
         reason = "does not compute what its twin computes"
     return (*found, KernelStatus(name="hasher", compiled=hasher is not None, detail=reason))
 
@@ -82,7 +81,7 @@ def describe_cuda() -> tuple[tuple[str, str], ...]:
         ("TF32 in FP32 products", "on" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "off"),
         *(
             (name, value)
-            for name in (EMULATION, "CUBLAS_EMULATION_STRATEGY")
+            for name in (native.EMULATION, "CUBLAS_EMULATION_STRATEGY")
             if (value := os.environ.get(name)) is not None
         ),
     )

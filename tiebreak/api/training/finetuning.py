@@ -26,8 +26,8 @@ from tiebreak.api.training.runs import Run, agree
 from tiebreak.api.training.settings import TUNING, FineTuning, Prepared, remember
 from tiebreak.api.training.templates import ChatTemplate, Tokens, loaded, located
 from tiebreak.api.training.trainer import Step
-from tiebreak.engine.capture.task import AdamW, Clip, Task
-from tiebreak.engine.optimizers.settings import constant, cosine, linear
+from tiebreak.engine.capture.task import Task
+from tiebreak.engine.optimizers.settings import AdamW, Clip, constant, cosine, linear
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError
 

@@ -63,9 +63,7 @@ class Run:
     def __init__(self, opened: RunDirectory, machine: Machine = Machine(), task: Task | None = None) -> None:
         self.metrics: dict[int, dict[str, float]] = {}
         """The results of the task's `evaluate` in this process, by step; empty for a run that `open_run` opened."""
-        self._task = task
-        self._run = opened
-        self._machine = machine
+        self._task, self._run, self._machine = task, opened, machine
 
     def __repr__(self) -> str:
         return f"<tiebreak run of job {self.job.id.hex()[:16]} in {self.directory}: step {self.step} of {self.steps}>"
@@ -176,8 +174,7 @@ class Run:
                 if not isfinite(progress.loss):
                     raise NotFiniteError(progress.step, "the loss")
                 weights = {key: state[entry] for key, entry in names.items()}
-                step = Step(progress.step, progress.loss, progress.seconds, norm=norm_in(state))
-                yield step, weights
+                yield Step(progress.step, progress.loss, progress.seconds, norm=norm_in(state)), weights
 
     def _evaluate(self, step: int, callbacks: Callbacks) -> None:
         """Measures the state of a checkpoint, if the task can and it is due."""

@@ -9,11 +9,12 @@ from dataclasses import asdict, dataclass, replace
 import torch
 from torch import Tensor
 
+from tiebreak.engine.capture.examples import Examples, Rows, Windows
 from tiebreak.engine.capture.rehearsal import rehearse
 from tiebreak.engine.capture.state import MODEL, StateEntries
 from tiebreak.engine.capture.step import Constants, capture
 from tiebreak.engine.capture.step_run import CPU, same_tensors, untouched
-from tiebreak.engine.capture.task import Examples, Rows, Task, Windows
+from tiebreak.engine.capture.task import Task
 from tiebreak.engine.capture.torch_updates import RecordedSteps, recorded, torch_update
 from tiebreak.engine.data import FactsCache, data_identities
 from tiebreak.engine.data.mapped import NARROW, fills_words, stored, words_of

@@ -42,15 +42,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tiebreak.engine.capture import outcomes
 from tiebreak.engine.capture.captured import Captured, capture_in_place, rehearsed
 from tiebreak.engine.capture.draws import GivenDraws
+from tiebreak.engine.capture.examples import NamedLoss, Rows
 from tiebreak.engine.capture.outcomes import StepOutcome, Tensors, allowance, distance_of, wrong_update
 from tiebreak.engine.capture.reach import ROUNDED, UNROUNDED, put_back, settings
 from tiebreak.engine.capture.slices import NoSlice, Slice
 from tiebreak.engine.capture.state import MODEL, OPTIMIZER, first_state
 from tiebreak.engine.capture.step_run import CPU, LossModule, exchanged, remembered, untouched
-from tiebreak.engine.capture.task import SGD, NamedLoss, Rows, Task
+from tiebreak.engine.capture.task import Task
 from tiebreak.engine.capture.user_code import refusal, user_line
 from tiebreak.engine.lowering.builder import Ref
 from tiebreak.engine.native import release
+from tiebreak.engine.optimizers.settings import SGD
 from tiebreak.engine.optimizers.translate import TorchOptimizers
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.philox import shuffle
@@ -235,8 +237,7 @@ class EagerComparison:
             found = _departing(ours, reference, noise, least)
             for kind, seed in runs:
                 if found:
-                    other = self.eager(ours, kind, python=before.copy(), seed=seed)
-                    noise = _with_noise(noise, other, reference)
+                    noise = _with_noise(noise, self.eager(ours, kind, python=before.copy(), seed=seed), reference)
                     found = _departing(ours, reference, noise, least)
             return found
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tiebreak.engine.capture.state import MODEL
-from tiebreak.engine.capture.task import SGD, Adagrad, Adam, AdamW, Lion, NAdam, RAdam, RMSprop, Task
+from tiebreak.engine.capture.task import Task
 from tiebreak.engine.optimizers.rules import AVERAGE
-from tiebreak.engine.optimizers.settings import settings_of
+from tiebreak.engine.optimizers.settings import SGD, Adagrad, Adam, AdamW, Lion, NAdam, RAdam, RMSprop, settings_of
 from tiebreak.engine.optimizers.translate import TorchOptimizers, torchs
 
 NOISE: Final = 16.0

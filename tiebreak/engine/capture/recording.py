@@ -18,8 +18,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten_with_path
 
-from tiebreak.engine.capture.step import is_filled
-from tiebreak.engine.capture.user_code import as_tensors, user_line
+from tiebreak.engine.capture import step, user_code
 from tiebreak.engine.optimizers.translate import parts
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -141,7 +140,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return symbol
 
     def refusal(self, deed: str) -> ConfigurationError:
-        line = user_line(self._caller, within=__file__)
+        line = user_code.user_line(self._caller, within=__file__)
         return ConfigurationError(f"{self._what} cannot be captured: {f'at {line} ' * bool(line)}it {deed}")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -153,7 +152,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         others = [tensor for tensor in tensors if type(tensor) is not Symbol]
         if any(tensor.untyped_storage().data_ptr() in self._foreign for tensor in others):
             raise self.refusal("reads a tensor of the model by another way than `param_groups` (a closure, a global)")
-        filled = not tensors and is_filled(func) and isinstance(args[0], list | tuple) and len(args[0]) > 0
+        filled = not tensors and step.is_filled(func) and isinstance(args[0], list | tuple) and len(args[0]) > 0
         if len(others) == len(tensors) and not filled:
             return func(*args, **kwargs)
         if func._schema.name.startswith("aten::_foreach_"):
@@ -188,7 +187,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         own = {id(symbol.shadow): symbol for symbol in symbols}
         memory = symbols[0].memory if func.is_view else None
         made = mapped(result, lambda t: own[id(t)] if id(t) in own else self._add(Symbol(t), memory))
-        line = user_line(self._caller, within=__file__)
+        line = user_code.user_line(self._caller, within=__file__)
         self.form.calls.append(RecordedCall(func, marked, named, self._marked(made, numeric=False), line))
         return made
 
@@ -298,7 +297,7 @@ def record_step(
         raise
     except Exception as error:  # whatever the user's code raises
         raise recorder.refusal(
-            f"fails on tensors without values, and without a closure: {as_tensors(str(error))}"
+            f"fails on tensors without values, and without a closure: {user_code.as_tensors(str(error))}"
         ) from error
     outputs = {PARAMETER + n: s for n, s in symbols.items()} | held_tensors(optimizers, names)
     owners = dict[int, str]()

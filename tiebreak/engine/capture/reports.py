@@ -198,9 +198,7 @@ def _tracked(
     def comparing(name: str) -> Callable[..., Any]:
         def compare(number: Any, *operands: Any) -> Any:
             found = getattr(kind, name)(number, *operands)
-            if found is NotImplemented:
-                return found
-            return choice(f"{user_line(sys._getframe(1))} {name}", found)
+            return found if found is NotImplemented else choice(f"{user_line(sys._getframe(1))} {name}", found)
 
         return compare
 

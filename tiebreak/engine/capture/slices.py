@@ -27,9 +27,9 @@ from torch import Tensor, nn
 
 from tiebreak.engine.capture.captured import Captured
 from tiebreak.engine.capture.state import MODEL
-from tiebreak.engine.capture.task import Group, Task
+from tiebreak.engine.capture.task import Task
 from tiebreak.engine.optimizers.rules import AVERAGE
-from tiebreak.engine.optimizers.settings import settings_of
+from tiebreak.engine.optimizers.settings import Group, settings_of
 from tiebreak.engine.optimizers.translate import TorchOptimizers
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import Instruction, Opcode, RandomParams, Slot, SourceKind

@@ -205,8 +205,7 @@ def _in_program_dtype(tensor: Tensor, rank: int) -> Tensor:
 
 def _affine(tensor: Tensor) -> tuple[int, ...] | None:
     """Strides s with tensor[c] = tensor[0] + sum(c * s), if such strides exist."""
-    first = int(tensor.flatten()[0])
-    found, expected = [], torch.tensor(first)
+    found, expected = [], torch.tensor(int(tensor.flatten()[0]))
     for d, size in enumerate(tensor.shape):
         start = tensor[tuple(slice(0, min(size, 2)) if e == d else 0 for e in range(tensor.ndim))]
         found.append(int(start[1] - start[0]) if size > 1 else 0)
@@ -424,8 +423,7 @@ def capture(
 
 def lowered(constants: Constants, graph: TracedGraph, inputs: Sequence[Ref], what: str) -> list[Ref]:
     """Lowers a graph whose output is a list, and returns the refs of that. what: for messages."""
-    lowering = _Lowering(constants.builder, graph, Folded(graph.module), constants, what)
-    values = lowering.run(inputs)
+    values = _Lowering(constants.builder, graph, Folded(graph.module), constants, what).run(inputs)
     (outputs,) = next(node for node in reversed(graph.module.graph.nodes) if node.op == "output").args
     return [values[node] for node in outputs]
 

@@ -345,8 +345,7 @@ def ctc_loss(
         jumped = torch.where(skips, before[:, :-2], _NEVER)
         following = torch.stack([reached, before[:, 1:-1], jumped]).logsumexp(0) + emitted[time]
         reached = torch.where((time < steps)[:, None], following, reached)
-    ends = torch.stack([2 * lengths, (2 * lengths - 1).clamp(min=0)])
-    final = reached.gather(1, ends.T).T
+    final = reached.gather(1, torch.stack([2 * lengths, (2 * lengths - 1).clamp(min=0)]).T).T
     found = -torch.stack([final[0], torch.where(lengths > 0, final[1], _NEVER)]).logsumexp(0)
 
     # torch's gradient is that of the numbers whose log_softmax this is, which adds exp(log_probs).

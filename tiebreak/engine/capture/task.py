@@ -16,50 +16,13 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from tiebreak.engine.capture.examples import (
-    LOSSES,
-    MAX_INDEX,
-    Batch,
-    Examples,
-    Loss,
-    NamedLoss,
-    Rows,
-    Windows,
-    arrays,
-    loaded,
-    of_batch,
-)
+from tiebreak.engine.capture.examples import LOSSES, MAX_INDEX, Batch, Loss, NamedLoss, Rows, arrays, loaded, of_batch
 from tiebreak.engine.data import not_finite
 from tiebreak.engine.data.mapped import NARROW
-from tiebreak.engine.optimizers.settings import (
-    MIN_EPS,
-    SGD,
-    STEPS,
-    Adafactor,
-    Adagrad,
-    Adam,
-    AdamW,
-    Clip,
-    Group,
-    Lion,
-    NAdam,
-    Optimizer,
-    RAdam,
-    RMSprop,
-    check_groups,
-    fp32,
-    no_decay,
-    require,
-    warmup_linear,
-)
+from tiebreak.engine.optimizers.settings import MIN_EPS, STEPS, Clip, Optimizer, check_groups, fp32, require
 from tiebreak.engine.optimizers.translate import TorchOptimizers, by_phase, factors, of_lightning, translated
 from tiebreak.protocol.arguments import FLAG, FUNCTION, NONE, TEXT, Expectation, instance, is_text, taking, whole
 from tiebreak.protocol.errors import ConfigurationError
-
-__all__ = [
-    "SGD", "Adafactor", "Adagrad", "Adam", "AdamW", "Batch", "Clip", "Evaluation", "Examples", "Group", "Lion", "Loss",
-    "NAdam", "NamedLoss", "Optimizer", "RAdam", "RMSprop", "Rows", "Task", "Windows", "no_decay", "warmup_linear",
-]  # fmt: skip
 
 DATA_DTYPES: Final = (torch.float32, torch.int64, torch.bool, *NARROW)
 CHECKPOINTS: Final = 10

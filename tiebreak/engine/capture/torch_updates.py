@@ -19,12 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tiebreak.engine.capture import recording
+from tiebreak.engine.capture import recording, rehearsal, tracing
 from tiebreak.engine.capture.recording import GRADIENT, PARAMETER, NumberMark, RecordedCall, StepForm, SymbolMark
-from tiebreak.engine.capture.rehearsal import shared_memory
 from tiebreak.engine.capture.step import Constants, is_filled, lowered
 from tiebreak.engine.capture.task import Task
-from tiebreak.engine.capture.tracing import annotate, trace_function
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.lowering.builder import Ref
 from tiebreak.engine.optimizers.rules import Update
@@ -68,7 +66,7 @@ def recorded(task: Task, o: TorchOptimizers, trained: Sequence[str]) -> Recorded
     given = recording.held_tensors(o.optimizers, {id(p): n for n, p in parameters.items()}, Tensor)
     own = {tensor: recording.Symbol(tensor.detach().to("meta")) for tensor in given.values()}
     what = f"the optimizer ({o.name})"
-    for other, name in shared_memory([*((PARAMETER + n, p) for n, p in parameters.items()), *given.items()]):
+    for other, name in rehearsal.shared_memory([*((PARAMETER + n, p) for n, p in parameters.items()), *given.items()]):
         raise ConfigurationError(f"{what} cannot be captured: it {recording.SHARED.format(other, name)}")
     initial = {n: t.detach() for n, t in given.items()}
     found = RecordedSteps(optimizers=o, trained=[*trained], forms=[], chosen=[], numbers=[], initial=initial)
@@ -239,7 +237,7 @@ def _lowered(
                 own = numbers[place].reshape(number.shape)
                 numbers[place] = own if number.is_floating_point() else own.to(number.dtype)
         for call in form.calls:
-            annotate("optimizer", call.line)
+            tracing.annotate("optimizer", call.line)
             args, kwargs = _unmarked((call.args, call.kwargs), known, numbers)
             plain = not any(isinstance(leaf, NumberMark) and leaf.place in changing for leaf in call.leaves())
             result = call.func(*args, **kwargs) if plain else _with_tensors(call, form, args, kwargs)
@@ -247,7 +245,7 @@ def _lowered(
         return [known[number] for number in form.outputs.values()]
 
     example = [torch.empty_strided(s.shape, s.stride(), dtype=s.dtype) for s in form.shadows[: len(form.inputs)]]
-    graph = trace_function(run, [*example, *(torch.ones(()) for _ in columns)])
+    graph = tracing.trace_function(run, [*example, *(torch.ones(()) for _ in columns)])
     given = [*(refs[name] for name in form.inputs), *columns.values()]
     outputs = lowered(constants, graph, given, f"the optimizer ({o.name})")
     return dict(zip(form.outputs, outputs, strict=True))

@@ -173,8 +173,7 @@ class Partition:
         """Takes note of a value that comes from data, and whose elements are not the same for every worker."""
         self.batched[index] = True
         if self._batch is None:
-            shape = self.program.body[index].shape
-            self._batch = next((size for size in shape if size >= self.workers), None)
+            self._batch = next((size for size in self.program.body[index].shape if size >= self.workers), None)
 
     def _set(self, way: Way, layout: Split | None) -> None:
         self.ways.append(way)
@@ -194,8 +193,7 @@ class Partition:
         if boxes and operand == 0:
             read = [replace(d, size=-(-(hi - lo) // step)) for d, (lo, hi, step) in zip(dims, boxes, strict=True)]
         if isinstance(i.params, isa.GatherParams) and operand == 0:
-            strides = (0, i.params.index_stride, *(0 for _ in i.operands[1:]))
-            read.append(Dim(i.params.bound, strides))
+            read.append(Dim(i.params.bound, (0, i.params.index_stride, *(0 for _ in i.operands[1:]))))
         found = along(read, operand + 1, access.offset, split)
         plain = found is not None and found < len(dims) and (not boxes or boxes[found] == (0, dims[found].size, 1))
         return found if plain else None
@@ -207,8 +205,7 @@ class Partition:
         if not i.is_f32_sum or leading(i.shape, self.workers) is None or i.numel < self._least:
             return True
         added = i.numel * (SUM_BYTES if len(i.operands) == 2 else SUM_BYTES + BOUND_BYTES)
-        values = {i.operands[o].value for o in held} - self._whole
-        return added <= self._bytes(values)
+        return added <= self._bytes({i.operands[o].value for o in held} - self._whole)
 
     def _begin(self, i: Instruction, split: Split | None) -> None:
         """Plans an instruction that reads everything whole, and whose result is made in these shards."""

@@ -146,6 +146,5 @@ class Calibration:
 def proven_policy(precision: int) -> LoggedPolicy:
     """The policy without measurements: its thresholds are the proven bounds. Logs are larger, but nothing can fail."""
     slack = -round(log2(UNIT)) - (precision - (MAX_PRECISION - FRACTION_BITS)) - SLACK
-    tolerance = min(max(slack, MIN_TOLERANCE), MAX_TOLERANCE)
-    tolerances = dict.fromkeys(SumKind, tolerance)
+    tolerances = dict.fromkeys(SumKind, min(max(slack, MIN_TOLERANCE), MAX_TOLERANCE))
     return LoggedPolicy(precision=precision, thresholds=dict.fromkeys(SumKind), tolerances=tolerances)

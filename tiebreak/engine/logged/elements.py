@@ -17,8 +17,7 @@ _SIGN: Final = np.uint32(SIGN)
 
 def bits_of(result: Tensor, elements: Integers) -> Bits:
     """The bits of some elements (row-major numbers) of a contiguous f32 tensor, on any device."""
-    flat = result.view(-1)
-    return flat[_index(result, elements)].cpu().numpy().view(np.uint32)
+    return result.view(-1)[_index(result, elements)].cpu().numpy().view(np.uint32)
 
 
 def put_bits(result: Tensor, elements: Integers, bits: Bits) -> None:

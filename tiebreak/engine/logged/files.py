@@ -88,9 +88,7 @@ class LogFile:
 
     def __init__(self, path: Path, program: Program, job_id: Digest, segment: range) -> None:
         """segment: the steps between two checkpoints whose logs the file holds."""
-        self.path = path
-        self.segment = segment
-        self._program = program
+        self.path, self.segment, self._program = path, segment, program
         self._header = MAGIC + job_id + unsigned(segment.start, 8)
         self._limit = max_sparse_bytes(program)
         self._frames = array("Q")

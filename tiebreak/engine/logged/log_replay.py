@@ -55,10 +55,7 @@ class Follower:
     def __init__(self, program: Program, log: StepLog, job: Job, arithmetic: Arithmetic, step: int) -> None:
         """Raises `LogError` for a log that is impossible for the program."""
         log.check(program, step)
-        self.log = log
-        self._job = job
-        self._arithmetic = arithmetic
-        self._step = step
+        self.log, self._job, self._arithmetic, self._step = log, job, arithmetic, step
         self.report = LogReport(steps=1, entries=log.count)
 
     def settle(

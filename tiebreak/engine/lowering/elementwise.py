@@ -25,9 +25,7 @@ def add(c: Context, x: Operand, y: Operand, *, alpha: Scalar = 1, function: MapF
 @lowers("mul.Tensor", "mul.Scalar")
 def mul(c: Context, x: Operand, y: Operand) -> Ref:
     """x * y; of bools: and."""
-    if c.dtype == DType.BOOL:
-        return c.b.both(c.ref(x), c.ref(y))
-    return c.b.mul(c.ref(x), c.ref(y))
+    return c.b.both(c.ref(x), c.ref(y)) if c.dtype == DType.BOOL else c.b.mul(c.ref(x), c.ref(y))
 
 
 @lowers("div.Tensor", "div.Scalar")
@@ -70,8 +68,7 @@ def gelu(c: Context, x: Ref, *, approximate: str = "none") -> Ref:
     """0.5 x (1 + erf(x / sqrt 2)), or the tanh form."""
     b, half, one = c.b, c.b.const(0.5), c.b.const(1.0)
     if approximate == "tanh":
-        cube = b.mul(b.mul(x, x), x)
-        inner = b.scale(b.add(x, b.scale(cube, 0.044715)), math.sqrt(2 / math.pi))
+        inner = b.scale(b.add(x, b.scale(b.mul(b.mul(x, x), x), 0.044715)), math.sqrt(2 / math.pi))
         return b.mul(b.mul(half, x), b.add(one, b.map(MapFunction.TANH, inner)))
     return b.mul(b.mul(half, x), b.add(one, b.map(MapFunction.ERF, b.scale(x, math.sqrt(0.5)))))
 
@@ -96,8 +93,7 @@ def hypot(c: Context, x: Ref, y: Ref) -> Ref:
     m, n = b.map(MapFunction.MAX, *sizes), b.map(MapFunction.MIN, *sizes)
     ratio = b.div(n, m)
     found = b.mul(m, b.map(MapFunction.SQRT, b.add(b.const(1.0), b.mul(ratio, ratio))))
-    simple = b.either(b.eq(m, zero), b.eq(m, infinity))
-    return b.where(simple, m, found)
+    return b.where(b.either(b.eq(m, zero), b.eq(m, infinity)), m, found)
 
 
 @lowers("signbit.default")
@@ -107,8 +103,7 @@ def signbit(c: Context, x: Ref) -> Ref:
     if x.dtype != DType.F32:
         return b.lt(c.ref(x, DType.I64), b.i64(0))
     inverse = b.div(b.const(1.0), x)
-    below = b.where(b.eq(x, zero), inverse, x)
-    return b.lt(below, zero)
+    return b.lt(b.where(b.eq(x, zero), inverse, x), zero)
 
 
 @lowers("minimum.default", function=MapFunction.MIN, of_bools=MapFunction.AND)
@@ -258,8 +253,7 @@ def round_(c: Context, x: Ref) -> Ref:
     if x.dtype != DType.F32:
         return x
     shift = c.b.const(_WHOLE)
-    nearest = c.b.sub(c.b.add(c.b.abs(x), shift), shift)
-    return _if_fraction(c, x, c.b.signed(nearest, x))
+    return _if_fraction(c, x, c.b.signed(c.b.sub(c.b.add(c.b.abs(x), shift), shift), x))
 
 
 @lowers("round.decimals")
@@ -280,8 +274,7 @@ def expm1(c: Context, x: Ref) -> Ref:
     u = b.map(MapFunction.EXP, x)
     less = b.sub(u, one)
     near = b.div(b.mul(less, x), b.map(MapFunction.LOG, u))
-    far = c.b.lt(one, b.abs(x))
-    return b.where(far, less, b.where(c.b.eq(u, one), x, near))
+    return b.where(c.b.lt(one, b.abs(x)), less, b.where(c.b.eq(u, one), x, near))
 
 
 @lowers("log1p.default")
@@ -325,8 +318,7 @@ def sinh(c: Context, x: Ref) -> Ref:
     size = b.abs(x)
     m = expm1(c, size)
     near = b.scale(b.add(m, b.div(m, b.add(m, b.const(1.0)))), 0.5)
-    found = b.where(c.b.lt(b.const(16.0), size), _half_power(c, size), near)
-    return b.signed(found, x)
+    return b.signed(b.where(c.b.lt(b.const(16.0), size), _half_power(c, size), near), x)
 
 
 @lowers("cosh.default")
@@ -449,8 +441,7 @@ def power(c: Context, x: Ref | Scalar, y: Ref | Scalar) -> Ref:
     x, y = c.ref(x), c.ref(y)
     zero, one, infinity = b.const(0.0), b.const(1.0), b.const(math.inf)
     size = b.abs(x)
-    bounded = b.clamp(size, _LEAST, _LARGEST)
-    found = _of_positive(b, bounded, y)
+    found = _of_positive(b, b.clamp(size, _LEAST, _LARGEST), y)
 
     vast, none = b.eq(size, infinity), b.eq(size, zero)
     grows = b.eq(vast, b.lt(zero, y))
@@ -459,8 +450,7 @@ def power(c: Context, x: Ref | Scalar, y: Ref | Scalar) -> Ref:
     negative, nothing = b.lt(x, zero), b.const(math.nan)
     halved = b.scale(y, 0.5)
     whole, even = b.eq(trunc(c, y), y), b.eq(trunc(c, halved), halved)
-    odd = b.both(negative, b.both(whole, b.map(MapFunction.NOT, even)))
-    found = b.where(odd, b.neg(found), found)
+    found = b.where(b.both(negative, b.both(whole, b.map(MapFunction.NOT, even))), b.neg(found), found)
     fails = b.both(negative, b.map(MapFunction.NOT, b.either(whole, b.either(vast, none))))
     found = b.where(fails, nothing, found)
     return b.where(b.either(b.eq(y, zero), b.eq(x, one)), one, b.where(b.eq(y, y), found, nothing))

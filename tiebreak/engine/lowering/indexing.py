@@ -29,8 +29,7 @@ def embedding_backward(
     """Exact sums of the rows of grad with the same index; the padding row gets none."""
     _require_unscaled(scale_by_frequency)
     if padding_index >= 0:
-        hit = c.b.eq(index, c.b.i64(padding_index))
-        index = c.b.where(hit, c.b.i64(-1), index)
+        index = c.b.where(c.b.eq(index, c.b.i64(padding_index)), c.b.i64(-1), index)
     return c.b.scatter_rows(grad, index, rows)
 
 
@@ -53,8 +52,7 @@ class _Bags:
         begun = b.le(offsets.slice(0, 0, bags).unsqueeze(0), places)
         every = number = b.sub(b.sum(b.cast(begun, DType.I64), [1]), one)
         if padding_index >= 0:
-            hit = b.eq(index, b.i64(padding_index))
-            number = b.where(hit, b.i64(-1), number)
+            number = b.where(b.eq(index, b.i64(padding_index)), b.i64(-1), number)
         inside = b.eq(number.unsqueeze(0), b.iota((bags,), (1,)).unsqueeze(1))
         return cls(every, number, b.sum(b.cast(inside, DType.I64), [1]))
 
@@ -81,8 +79,7 @@ class _Bags:
             lo = (step, 0)
             before = b.window(rows.shape, value.slice(0, 0, n - step), lo, fill=-inf)
             bag = b.window((n,), self.every.slice(0, 0, n - step), (step,), fill=-1)
-            is_same = b.eq(bag, self.every).unsqueeze(1)
-            wins = b.both(is_same, b.le(value, before))
+            wins = b.both(b.eq(bag, self.every).unsqueeze(1), b.le(value, before))
             value = b.where(wins, before, value)
             place = b.where(wins, b.window(rows.shape, place.slice(0, 0, n - step), lo), place)
             step *= 2
@@ -125,8 +122,7 @@ def embedding_bag_backward(
     b = c.b
     found = _Bags.of(b, index, offsets, grad.shape[0], padding_index)
     if mode == _MAX:
-        has_any = b.lt(b.i64(0), found.count).unsqueeze(1)
-        into = b.where(has_any, greatest, b.i64(-1))
+        into = b.where(b.lt(b.i64(0), found.count).unsqueeze(1), greatest, b.i64(-1))
         return b.put(grad.permute([1, 0]), into.permute([1, 0]), (rows, grad.shape[1]), [0])
     grad = b.div(grad, found.size(b)) if mode == _MEAN else grad
     shares = found.spread(b, grad)
@@ -160,8 +156,7 @@ def index_tensor(c: Context, x: Ref, indices: Sequence[Ref | None]) -> Ref:
         return several.placed(view)
     if len(several.dims) == 1:
         return several.placed(c.b.rows(several.moved, from_end(c, several.indices[0], several.moved.shape[0])))
-    rows = c.b.rows(c.b.reshape(several.moved, (-1, *several.rest)), several.row())
-    return several.placed(rows)
+    return several.placed(c.b.rows(c.b.reshape(several.moved, (-1, *several.rest)), several.row()))
 
 
 @dataclass(frozen=True)
@@ -241,16 +236,14 @@ class Indexed:
         for index, size in zip(self.indices, self.moved.shape, strict=False):
             limit = b.i64(size)
             at = from_end(self.c, index, size)
-            fits = b.both(b.le(zero, at), b.lt(at, limit))
-            right = b.both(right, fits)
+            right = b.both(right, b.both(b.le(zero, at), b.lt(at, limit)))
             row = b.add(b.mul(row, limit), at)
         return b.where(right, row, b.i64(-1))
 
 
 def from_end(c: Context, index: Ref, size: int) -> Ref:
     """Replaces negative indices, which count from the end, by non-negative ones."""
-    negative = c.b.lt(index, c.b.i64(0))
-    return c.b.where(negative, c.b.add(index, c.b.i64(size)), index)
+    return c.b.where(c.b.lt(index, c.b.i64(0)), c.b.add(index, c.b.i64(size)), index)
 
 
 @lowers("gather.default")
@@ -432,8 +425,7 @@ def _ranks(c: Context, mask: Ref, shape: Sequence[int]) -> Ref:
 def masked_scatter(c: Context, x: Ref, mask: Ref, source: Ref) -> Ref:
     """x with the elements that the mask selects replaced by the first ones of the source, in row-major order."""
     b = c.b
-    found = b.reshape(b.rows(b.reshape(source, (-1,)), _ranks(c, mask, c.shape)), c.shape)
-    return b.where(mask, found, x)
+    return b.where(mask, b.reshape(b.rows(b.reshape(source, (-1,)), _ranks(c, mask, c.shape)), c.shape), x)
 
 
 @lowers("masked_scatter_backward.default")

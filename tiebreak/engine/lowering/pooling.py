@@ -8,10 +8,9 @@ from functools import reduce
 from math import prod
 from typing import Any
 
+from tiebreak.engine.lowering import convolution, resampling
 from tiebreak.engine.lowering.builder import Ref
-from tiebreak.engine.lowering.convolution import input_gradient, spread, windows
 from tiebreak.engine.lowering.registry import Context, lowers
-from tiebreak.engine.lowering.resampling import pick
 from tiebreak.protocol.program.isa import DType, MapFunction, ReduceFunction, row_major
 
 Sizes = tuple[int, ...]
@@ -27,7 +26,7 @@ def _padded_windows(
     sizes = tuple(max(n + p, r) for n, p, r in zip(space, padding, reach, strict=True))
     if sizes != space:
         x = c.b.window((*lead, *sizes), x, (*(0 for _ in lead), *padding), fill=fill)
-    return windows(x, out, kernel, stride, dilation)
+    return convolution.windows(x, out, kernel, stride, dilation)
 
 
 @lowers("max_pool2d_with_indices.default", rank=2)
@@ -37,7 +36,7 @@ def max_pool(
     dilation: Sequence[int] = (1,), _ceil_mode: bool = False, *, rank: int,
 ) -> tuple[Ref, Ref]:  # fmt: skip
     """Greatest of each window, and its first index in the input's space; two reductions over overlapping windows."""
-    k, s, p, e = (spread(sizes, rank) for sizes in (kernel, stride or kernel, padding, dilation))
+    k, s, p, e = (convolution.spread(sizes, rank) for sizes in (kernel, stride or kernel, padding, dilation))
     least = float("-inf") if x.dtype == DType.F32 else -(1 << 63)
     view = _padded_windows(c, x, c.shape[-rank:], k, s, p, e, least)
     space = row_major(x.shape[-rank:])
@@ -101,7 +100,7 @@ def avg_pool(
     _ceil_mode: bool = False, count_include_pad: bool = True, divisor: int | None = None, *, rank: int,
 ) -> Ref:  # fmt: skip
     """Sum of each window, divided by its size."""
-    k, s, p = (spread(sizes, rank) for sizes in (kernel, stride or kernel, padding))
+    k, s, p = (convolution.spread(sizes, rank) for sizes in (kernel, stride or kernel, padding))
     out, space = c.shape[-rank:], x.shape[-rank:]
     count = _divisor(c, out, space, k, s, p, count_include_pad, divisor)
     for d, (o, n, a, q) in enumerate(zip(out, space, k, p, strict=True)):
@@ -118,7 +117,7 @@ def avg_pool_backward(
     _ceil_mode: bool = False, count_include_pad: bool = True, divisor: int | None = None, *, rank: int,
 ) -> Ref:  # fmt: skip
     """Each element gets the sum of the shares of the windows that hold it: a convolution's gradient, with ones."""
-    k, s, p = (spread(sizes, rank) for sizes in (kernel, stride or kernel, padding))
+    k, s, p = (convolution.spread(sizes, rank) for sizes in (kernel, stride or kernel, padding))
     share = c.b.div(grad, _divisor(c, grad.shape[-rank:], x.shape[-rank:], k, s, p, count_include_pad, divisor))
     return _summed_windows(c, share, x.shape, k, s, p)
 
@@ -138,7 +137,7 @@ def _summed_windows(c: Context, share: Ref, shape: Sizes, k: Sizes, s: Sizes, p:
         return tiled if tiled.shape == shape else c.b.window(shape, tiled, (0,) * len(shape))
     ones = c.b.full((1, 1, *k), 1.0)
     flat = c.b.reshape(share, (prod(lead), 1, *out))
-    found = input_gradient(c, flat, ones, (prod(lead), 1, *space), s, p, (1,) * rank, 1)
+    found = convolution.input_gradient(c, flat, ones, (prod(lead), 1, *space), s, p, (1,) * rank, 1)
     return c.b.reshape(found, shape)
 
 
@@ -226,5 +225,5 @@ def adaptive_max_pool(c: Context, x: Ref, out: Sequence[int]) -> tuple[Ref, Ref]
         place = b.add(place.unsqueeze(-1).unsqueeze(-1), b.mul(inside, step))
         corner = b.add(corner.unsqueeze(-1), b.mul(first, step))
     # dims alternate between (out, kernel) here; all outs must come first
-    view = pick(c, x, place.permute([*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)]), rank)
+    view = resampling.pick(c, x, place.permute([*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)]), rank)
     return _greatest(c, view, kernel, corner.expand(c.shape), strides)

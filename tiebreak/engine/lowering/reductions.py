@@ -132,9 +132,7 @@ def trilinear(
         parts.append(part)
     whole = broadcast(*(part.shape for part in parts))
     product = c.b.mul(parts[0], parts[1]).expand(whole)
-    if not dims:
-        return c.b.mul(product, parts[2])
-    return c.b.dot(product, parts[2].expand(whole), dims)
+    return c.b.dot(product, parts[2].expand(whole), dims) if dims else c.b.mul(product, parts[2])
 
 
 def _shifted(c: Context, x: Ref, d: int) -> Ref:
@@ -192,9 +190,7 @@ def prefix_sums(c: Context, x: Ref, d: int) -> Ref:
 def cumprod(c: Context, x: Ref, d: int, **_: Any) -> Ref:
     """Every prefix's product, by doubling: p[i] = p[i] * p[i - 2^k], k = 0, 1, ..."""
     x = c.ref(x)
-    if x.rank == 0:
-        return x
-    return _doubled(c, x, x.dim(d), MapFunction.MUL)
+    return _doubled(c, x, x.dim(d), MapFunction.MUL) if x.rank else x
 
 
 def _doubled(c: Context, x: Ref, d: int, function: MapFunction) -> Ref:
@@ -346,8 +342,7 @@ def vector_norm(
     if order == inf:
         return b.max(size, chosen, keepdim=keepdim)
     if order == 0:
-        other = b.cast(b.ne(x, b.const(0.0)), DType.F32)
-        return b.sum(other, chosen, keepdim=keepdim)
+        return b.sum(b.cast(b.ne(x, b.const(0.0)), DType.F32), chosen, keepdim=keepdim)
     if order == -inf:
         return b.neg(b.max(b.neg(size), chosen, keepdim=keepdim))
     if order < 0:

@@ -11,9 +11,8 @@ from functools import partial, reduce
 from itertools import product
 from math import prod
 
+from tiebreak.engine.lowering import convolution, elementwise
 from tiebreak.engine.lowering.builder import Builder, Ref
-from tiebreak.engine.lowering.convolution import spread, windows
-from tiebreak.engine.lowering.elementwise import floor, round_
 from tiebreak.engine.lowering.registry import Context, lowers
 from tiebreak.protocol.program.isa import DType, MapFunction, row_major
 
@@ -51,9 +50,7 @@ def _put(c: Context, grad: Ref, place: Ref, shape: Sizes) -> Ref:
 
 def _ratio(size: int, out: int, scale: float | None) -> Fraction:
     """The number of input elements per output element."""
-    if scale:
-        return 1 / Fraction(scale).limit_denominator(FINEST_SCALE)
-    return Fraction(size, out)
+    return 1 / Fraction(scale).limit_denominator(FINEST_SCALE) if scale else Fraction(size, out)
 
 
 def _nearest(c: Context, space: Sizes, out: Sizes, scales: Sequence[float | None], centred: bool) -> Ref:
@@ -243,8 +240,7 @@ def roll(c: Context, x: Ref, shifts: Sequence[int], dims: Sequence[int] = ()) ->
     if 0 in x.shape:
         return x
     if not dims:
-        flat = roll(c, c.b.reshape(x, (-1,)), shifts, [0])
-        return c.b.reshape(flat, x.shape)
+        return c.b.reshape(roll(c, c.b.reshape(x, (-1,)), shifts, [0]), x.shape)
     for shift, d in zip(shifts, dims, strict=True):
         n = x.shape[x.dim(d)]
         first = -shift % n
@@ -289,11 +285,11 @@ def im2col(
     c: Context, x: Ref, kernel: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
 ) -> Ref:
     """Windows of a plane as columns: an overlapping view, copied."""
-    k, e, p, s = (spread(v, 2) for v in (kernel, dilation, padding, stride))
+    k, e, p, s = (convolution.spread(v, 2) for v in (kernel, dilation, padding, stride))
     lead, space = x.shape[:-2], x.shape[-2:]
     if any(p):
         x = c.b.window((*lead, space[0] + 2 * p[0], space[1] + 2 * p[1]), x, (*(0 for _ in lead), *p))
-    view = windows(x, _columns(space, k, e, p, s), k, s, e)
+    view = convolution.windows(x, _columns(space, k, e, p, s), k, s, e)
     return c.b.reshape(view.permute([*range(len(lead)), -2, -1, -4, -3]), c.shape)
 
 
@@ -307,7 +303,7 @@ def col2im(
     padding: Sequence[int], stride: Sequence[int],
 ) -> Ref:  # fmt: skip
     """Columns added back into a plane: a scatter_sum onto the padded plane, then a view of its inside."""
-    k, e, p, s = (spread(v, 2) for v in (kernel, dilation, padding, stride))
+    k, e, p, s = (convolution.spread(v, 2) for v in (kernel, dilation, padding, stride))
     out = _columns(tuple(space), k, e, p, s)
     lead = c.shape[:-2]
     plane = tuple(n + 2 * q for n, q in zip(space, p, strict=True))
@@ -342,7 +338,7 @@ def _taps(c: Context, x: Ref, size: int, mode: int, padding: int, align: bool) -
     slope = b.const((size - 1) / 2 if align else size / 2)
     at = b.mul(b.add(x, one), slope) if align else b.scale(b.sub(b.scale(b.add(x, one), float(size)), one), 0.5)
     if mode == _GRID_BICUBIC:
-        first = floor(c, at, up=False)
+        first = elementwise.floor(c, at, up=False)
         places = [_inside(c, b.add(first, b.const(float(k))), one, size, padding, align)[0] for k in range(-1, 3)]
         return [
             _Tap(b.cast(place, DType.I64), weight, b.mul(steep, slope))
@@ -350,8 +346,8 @@ def _taps(c: Context, x: Ref, size: int, mode: int, padding: int, align: bool) -
         ]
     at, slope = _inside(c, at, slope, size, padding, align)
     if mode == _GRID_NEAREST:
-        return [_Tap(b.cast(round_(c, at), DType.I64), one, b.const(0.0))]
-    first = floor(c, at, up=False)
+        return [_Tap(b.cast(elementwise.round_(c, at), DType.I64), one, b.const(0.0))]
+    first = elementwise.floor(c, at, up=False)
     rest, index = b.sub(at, first), b.cast(first, DType.I64)
     after = b.add(index, b.i64(1))
     return [_Tap(index, b.sub(one, rest), b.neg(slope)), _Tap(after, rest, slope)]
@@ -390,10 +386,10 @@ def _mirrored(c: Context, at: Ref, slope: Ref, low: float, span: float) -> tuple
         return b.full(at.shape, 0.0), b.const(0.0)
     away = b.sub(at, first)
     size = b.abs(away)
-    turns = floor(c, b.div(size, b.const(span)), up=False)
+    turns = elementwise.floor(c, b.div(size, b.const(span)), up=False)
     rest = b.sub(size, b.scale(turns, span))
     half = b.scale(turns, 0.5)
-    is_even = b.eq(floor(c, half, up=False), half)
+    is_even = b.eq(elementwise.floor(c, half, up=False), half)
     forwards = b.ne(b.lt(away, b.const(0.0)), is_even)
     slope = b.where(forwards, slope, b.neg(slope))
     return b.add(b.where(is_even, rest, b.sub(b.const(span), rest)), first), slope

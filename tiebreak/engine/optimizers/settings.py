@@ -19,8 +19,7 @@ from tiebreak.engine.lowering.builder import scalar_bits
 from tiebreak.protocol import arguments
 from tiebreak.protocol.arguments import FLAG, NONE, Expectation, require_fields, share, taking, tuple_of, whole
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.protocol.numbers.float32 import to_float
-from tiebreak.protocol.numbers.transcendental import odd_series, pi
+from tiebreak.protocol.numbers import float32, transcendental
 from tiebreak.protocol.program.isa import DType
 
 STEPS: Final = whole(1, (1 << 32) - 1)
@@ -37,7 +36,7 @@ def require(condition: bool, expected: str, got: object) -> None:
 
 def f32(value: float) -> float:
     """The FP32 number nearest to a float64; infinite beyond the range of FP32."""
-    return to_float(scalar_bits(value, DType.F32))
+    return float32.to_float(scalar_bits(value, DType.F32))
 
 
 def fp32(words: str, holds: Callable[[float], bool]) -> Expectation:
@@ -386,8 +385,8 @@ def _half_cosine(first: float, last: float, count: int) -> list[float]:
 
 def _cosines(n: int) -> list[int]:
     """cos(pi k / n) in units of 2^-160 for k = 0 ... n, from the first angle by the addition theorem."""
-    angle = pi(_BITS) // n
-    turn_c, turn_s = (odd_series(angle * angle >> _BITS, _BITS, -1, first)[0] for first in (0, 1))
+    angle = transcendental.pi(_BITS) // n
+    turn_c, turn_s = (transcendental.odd_series(angle * angle >> _BITS, _BITS, -1, first)[0] for first in (0, 1))
     turn_s = angle * turn_s >> _BITS
     c, s, found = 1 << _BITS, 0, []
     for _ in range(n):

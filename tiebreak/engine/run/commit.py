@@ -74,15 +74,12 @@ class Committer:
 
     def __init__(self, run: RunDirectory, *, key: PrivateKey | None = None, keep: Keep = ALL) -> None:
         """Takes the signing key; without one, no head is signed."""
-        self._run = run
-        self._key = key
-        self._keep = keep
+        self._run, self._key, self._keep = run, key, keep
         self._identified = Identified(run.program)
         self._frontier = Frontier()
         self._newest = 0
         # A new thread has torch's number of threads at its first use, which may be amid a step (`threads.torch_alone`).
-        threads = (torch.get_num_threads(),)
-        self._executor = ThreadPoolExecutor(1, "checkpoint", torch.set_num_threads, threads)
+        self._executor = ThreadPoolExecutor(1, "checkpoint", torch.set_num_threads, (torch.get_num_threads(),))
         self._flying: Future[Commit] | None = None
         self._copied = False
         self._aside: torch.cuda.Stream | None = None

@@ -83,9 +83,7 @@ class RunDirectory:
     """One run on disk, made by `create` or reopened by `open`; both check what they are given."""
 
     def __init__(self, path: Path, agreement: SignedJob, program: Program) -> None:
-        self.path = path
-        self.agreement = agreement
-        self.program = program
+        self.path, self.agreement, self.program = path, agreement, program
 
     @property
     def job(self) -> Job:
@@ -119,8 +117,7 @@ class RunDirectory:
                 if folder.holds(name):
                     with Folder(path, name) as inner:
                         inner.check()
-            raw_job = folder.read(JOB, MAX_SIGNED_BYTES)
-            agreement = decoded(path / JOB, SignedJob.decode, raw_job, SignedJob.verify)
+            agreement = decoded(path / JOB, SignedJob.decode, folder.read(JOB, MAX_SIGNED_BYTES), SignedJob.verify)
             raw = folder.read(PROGRAM, MAX_PROGRAM_BYTES)
         program = decoded(path / PROGRAM, lambda data: Program.decode(data, limits), raw)
         agreement.job.check_program(program)

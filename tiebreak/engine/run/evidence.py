@@ -66,9 +66,7 @@ class Evidence:
         """logs: for a job of policy `logged`, those that the run's records commit to."""
         interpreter.check_job(run.job)
         check_logs(run.job, logs)
-        self.run = run
-        self._interpreter = interpreter
-        self._logs = logs
+        self.run, self._interpreter, self._logs = run, interpreter, logs
         self._data: State | None = None
         self._ids = Identified(run.program)
         self._held: tuple[int, State] | None = None

@@ -28,10 +28,9 @@ from tiebreak.node.hub.connection import body_of, connection_of
 from tiebreak.node.hub.service import Hub, HubSettings, address_of_client
 from tiebreak.node.hub.store import Store
 from tiebreak.node.hub.streams import Listener, events
+from tiebreak.protocol import hashing, packing
 from tiebreak.protocol.commitments.blobs import MAX_BLOB_BYTES, PIECE_BYTES, piece_count
 from tiebreak.protocol.errors import ProofError, StateError
-from tiebreak.protocol.hashing import DIGEST_BYTES
-from tiebreak.protocol.packing import pack
 from tiebreak.protocol.parties.posts import MAX_POST_BYTES
 from tiebreak.protocol.tags import Digest
 
@@ -121,7 +120,7 @@ class PostsPage(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._hub.reading.by(self._request):
             found = await run_in_threadpool(self._hub.store.posts, **self._wanted)
-            body = pack([post.pack() for post in found])
+            body = packing.pack([post.pack() for post in found])
             await Response(body, media_type="application/msgpack")(scope, receive, send)
             await connection_of(self._request).drained()
 
@@ -196,7 +195,7 @@ class _Api:
             pages = await run_in_threadpool(self.hub.store.count, job) // MAX_PAGE
             _charge_read(self.hub, request, min(pages, self.hub.limits.reads_per_minute // 2))
             said = await run_in_threadpool(self.hub.post_writer.complete, Digest(job), await self.hub.stand())
-        return Response(pack(said.pack()), media_type="application/msgpack")
+        return Response(packing.pack(said.pack()), media_type="application/msgpack")
 
     async def stream(self, request: Request) -> Response:
         after = _number(request, "after", 0, (1 << 63) - 1, 0)
@@ -216,7 +215,7 @@ class _Api:
             raise HTTPException(413, f"expected at most {self.hub.limits.blob_bytes} bytes, got {size}")
         if not await run_in_threadpool(self.hub.store.is_named, root, size):
             raise HTTPException(403, f"expected a blob of {size} bytes that some library names, got {root.hex()}")
-        digests, limits = await body_of(request, piece_count(size) * DIGEST_BYTES), self.hub.limits
+        digests, limits = await body_of(request, piece_count(size) * hashing.DIGEST_BYTES), self.hub.limits
         if excess := self.hub.budgets.excess(address_of_client(request), limits.keys_per_address, 1, len(digests), 0):
             raise HTTPException(429, excess)
         if await run_in_threadpool(self.hub.blobs.pieces, root) != (size, digests):

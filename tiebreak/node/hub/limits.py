@@ -160,8 +160,7 @@ def address_of(peer: str, forwarded: Sequence[str], proxies: Sequence[Network]) 
     forwarded: the values of its `X-Forwarded-For`. Those before the last one are the client's own word.
     """
     if is_among(peer, proxies) and forwarded:
-        last = forwarded[-1].rpartition(",")[2].strip()
-        return _counted(last) or peer
+        return _counted(forwarded[-1].rpartition(",")[2].strip()) or peer
     return _counted(peer) or peer
 
 

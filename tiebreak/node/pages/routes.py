@@ -24,8 +24,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from tiebreak.node.hub.connection import body_of
-from tiebreak.node.hub.limits import PROCESSOR
+from tiebreak.node.hub import connection, limits
 from tiebreak.node.pages import checking, pictures, views, words
 from tiebreak.node.pages.source import PageContext, PageSource
 from tiebreak.node.pages.views import PageQuery
@@ -136,7 +135,7 @@ class _Pages:
             try:
                 return respond(request)
             finally:
-                request.scope[PROCESSOR] = thread_time() - start
+                request.scope[limits.PROCESSOR] = thread_time() - start
 
         async def endpoint(request: Request) -> Response:
             return await to_thread.run_sync(timed, request, limiter=self._threads)
@@ -172,7 +171,7 @@ class _Pages:
         finding = None
         if request.method == "POST":
             try:
-                body = await body_of(request, checking.MAX_FORM_BYTES)
+                body = await connection.body_of(request, checking.MAX_FORM_BYTES)
                 data = checking.file_in(body, request.headers.get("content-type", ""))
                 finding = await run_in_threadpool(checking.check, data, self._source)
             except (HTTPException, EncodingError) as error:

@@ -257,8 +257,7 @@ class PageSource:
                 after = page[-1].place
                 read = ((len(received.wire), self._read(received)) for received in page)
                 seen = _bounded(seen + [(size, one) for size, one in read if one is not None], most)
-            weight = sum(size + _OVERHEAD for size, _ in seen)
-            self._seen.put((job_id, is_brief), (self._place, seen), weight)
+            self._seen.put((job_id, is_brief), (self._place, seen), sum(size + _OVERHEAD for size, _ in seen))
             return [one for _, one in seen]
 
     def program(self, job_id: Digest, *, names_only: bool = True) -> Program | None:

@@ -132,9 +132,7 @@ class Call:
     @property
     def job(self) -> Job | None:
         """The job that the call offers, or None. Raises `VerificationError` for a job that breaks SPEC section 8."""
-        if self.kind != "createJob":
-            return None
-        return Job(**vars(self.values["job_"]))
+        return Job(**vars(self.values["job_"])) if self.kind == "createJob" else None
 
 
 @cache
@@ -143,8 +141,7 @@ def _selectors() -> dict[bytes, Entry]:
 
 
 def _signed(job_id: bytes, count: int, run_root: bytes, signature: bytes) -> SignedHead:
-    head = Head(job_id=Digest(job_id), count=count, run_root=Digest(run_root))
-    return SignedHead(head=head, signature=signature)
+    return SignedHead(head=Head(job_id=Digest(job_id), count=count, run_root=Digest(run_root)), signature=signature)
 
 
 # ---------------------------------------------------------------- arguments

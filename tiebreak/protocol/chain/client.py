@@ -8,16 +8,8 @@ from eth_abi.exceptions import DecodingError
 from eth_hash.auto import keccak
 from rlp import encode
 
-from tiebreak.protocol.chain.abi import decode_revert, read_log
-from tiebreak.protocol.chain.artifacts import (
-    BOARD,
-    CONTRACTS,
-    GAMES,
-    REFEREE,
-    TRANSCENDENTALS,
-    creation_code,
-    creation_gas,
-)
+from tiebreak.protocol.chain import abi, artifacts
+from tiebreak.protocol.chain.artifacts import BOARD, CONTRACTS, GAMES, REFEREE, TRANSCENDENTALS
 from tiebreak.protocol.chain.calls import Call, move_call
 from tiebreak.protocol.chain.errors import ChainError, ContractMismatch, NodeError
 from tiebreak.protocol.chain.gas import first_bid, gas_limit
@@ -96,7 +88,7 @@ class Chain:
 
         Raises `InsufficientFunds` before anything is sent if the account cannot pay for all of them.
         """
-        gas = sum(map(creation_gas, CONTRACTS))
+        gas = sum(map(artifacts.creation_gas, CONTRACTS))
         self.node.require(signer.address, gas * first_bid(self.node.market(), NO_CAP).most)
         made: list[Address] = []
         # The games get the address of the board, which the transaction after theirs creates.
@@ -104,7 +96,8 @@ class Chain:
         number = nonce.to_bytes(-(-nonce.bit_length() // 8), "big")
         board = Address(bytes(keccak(encode([signer.address, number])))[12:])
         for name in CONTRACTS:
-            creation = self._create(signer, name, creation_code(name, *made[-1:], *([board] if name == GAMES else [])))
+            code = artifacts.creation_code(name, *made[-1:], *([board] if name == GAMES else []))
+            creation = self._create(signer, name, code)
             made.append(creation.address)
             on_contract(creation)
         if made[-1] != board:
@@ -121,11 +114,11 @@ class Chain:
         transcendentals = self._constant(REFEREE, referee, Call("TRANSCENDENTALS"))
         # Running creation code in a call, without sending it, returns the code that must be deployed, constants
         # included.
-        self._require_code(TRANSCENDENTALS, transcendentals, creation_code(TRANSCENDENTALS))
-        self._require_code(REFEREE, referee, creation_code(REFEREE, transcendentals))
+        self._require_code(TRANSCENDENTALS, transcendentals, artifacts.creation_code(TRANSCENDENTALS))
+        self._require_code(REFEREE, referee, artifacts.creation_code(REFEREE, transcendentals))
         # The games' code has the address of the one board that may start them.
-        self._require_code(GAMES, games, creation_code(GAMES, referee, board))
-        self._require_code(BOARD, board, creation_code(BOARD, games))
+        self._require_code(GAMES, games, artifacts.creation_code(GAMES, referee, board))
+        self._require_code(BOARD, board, artifacts.creation_code(BOARD, games))
         self._deployment = Deployment(transcendentals, referee, games, board)
         return self._deployment
 
@@ -189,15 +182,14 @@ class Chain:
         outbox = self.outbox(signer)
         for _ in range(DISPLACEMENTS):
             self.node.require(signer.address, value)
-            gas = self.node.try_out(signer.address, to, data, value, limit)
-            sent = outbox.post(to, data, value, gas=gas)
+            sent = outbox.post(to, data, value, gas=self.node.try_out(signer.address, to, data, value, limit))
             outbox.wait(sent, RECEIPT_SECONDS)
             if sent.receipt is None:
                 continue  # another process has used its number
             if sent.receipt["status"] != 1:
                 # The chain moved on between trying and mining, so trying again shows what changed.
                 self.node.try_out(signer.address, to, data, value, limit)
-                raise decode_revert(b"", "the transaction failed though it had been tried and would succeed now")
+                raise abi.decode_revert(b"", "the transaction failed though it had been tried and would succeed now")
             return sent.receipt
         raise NodeError(f"expected a number of its own for a transaction, got one in use {DISPLACEMENTS} times")
 
@@ -268,7 +260,7 @@ class Chain:
         return found
 
     def _create(self, signer: PrivateKey, name: str, code: bytes) -> Creation:
-        receipt = self._transact(signer, None, code, 0, creation_gas(name))
+        receipt = self._transact(signer, None, code, 0, artifacts.creation_gas(name))
         created = receipt["contractAddress"]
         if created is None:
             raise NodeError("expected the address of a new contract, got none")
@@ -290,7 +282,7 @@ class Chain:
     def event_in(self, log: Mapping[str, Any]) -> Event | None:
         """The event in a log; None if it is not one of these contracts'. Raises `NodeError` for one that is broken."""
         try:
-            found = read_log([bytes(topic) for topic in log["topics"]], bytes(log["data"]))
+            found = abi.read_log([bytes(topic) for topic in log["topics"]], bytes(log["data"]))
         except DecodingError as error:
             raise NodeError(f"expected an event of the board, got a log that is none: {error}") from error
         if found is None:

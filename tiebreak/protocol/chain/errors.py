@@ -18,9 +18,7 @@ class InsufficientFunds(ChainError):
     """An account cannot pay for a transaction. Amounts are in wei; `needed` includes the maximum cost of gas."""
 
     def __init__(self, account: bytes, needed: int, available: int) -> None:
-        self.account = account
-        self.needed = needed
-        self.available = available
+        self.account, self.needed, self.available = account, needed, available
         super().__init__(account, needed, available)
 
     def __str__(self) -> str:
@@ -32,9 +30,7 @@ class ContractMismatch(ChainError):
     """The code at an address is not that of the contract that this version of the project was built with."""
 
     def __init__(self, name: str, address: bytes, found: str) -> None:
-        self.name = name
-        self.address = address
-        self.found = found
+        self.name, self.address, self.found = name, address, found
         super().__init__(name, address, found)
 
     def __str__(self) -> str:

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from tiebreak.protocol.chain.errors import ChainError
 from tiebreak.protocol.chain.records import Event
 from tiebreak.protocol.commitments.records import ZERO_DIGEST
-from tiebreak.protocol.game import moves
+from tiebreak.protocol.game import moves, sides
 from tiebreak.protocol.game.moves import Move, Opening
-from tiebreak.protocol.game.sides import choose
 from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.hashing import CHUNK_BYTES
 from tiebreak.protocol.program.program import Program
@@ -36,7 +35,7 @@ def move_in(  # noqa: C901  # one case an event
             case "Descended", _:
                 return moves.Descend(nodes=said["nodes"])
             case "Selected", _ if said["index"] < len(nodes):
-                return choose(nodes, said["index"], said["seal"])
+                return sides.choose(nodes, said["index"], said["seal"])
             case "StepsOpened", _:
                 return moves.OpenSteps(nodes=said["nodes"], siblings=(), log_root=log)
             case "ValuesOpened", _:

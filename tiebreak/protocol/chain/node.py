@@ -48,8 +48,7 @@ def sign_transaction(signer: PrivateKey, fields: dict[str, Any]) -> bytes:
     typed = {**fields, "type": 2}
     signature = signer.sign(bytes(TypedTransaction.from_dict(typed).hash()), typed)
     r, s = int.from_bytes(signature[:32], "big"), int.from_bytes(signature[32:64], "big")
-    signed = TypedTransaction.from_dict({**typed, "v": signature[64] - 27, "r": r, "s": s})
-    return bytes(signed.encode())
+    return bytes(TypedTransaction.from_dict({**typed, "v": signature[64] - 27, "r": r, "s": s}).encode())
 
 
 @dataclass(frozen=True, slots=True)

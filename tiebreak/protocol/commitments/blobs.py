@@ -10,9 +10,8 @@ comes, from any place of the blob and from any number of sources. An empty blob 
 from collections.abc import Sequence
 from typing import Final
 
-from tiebreak.protocol.codec import check_uint
+from tiebreak.protocol import codec, hashing
 from tiebreak.protocol.errors import ProofError
-from tiebreak.protocol.hashing import DIGEST_BYTES
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 from tiebreak.protocol.trees import Tree
 
@@ -30,11 +29,11 @@ def piece_digest(data: bytes | memoryview) -> Digest:
 
 def blob_root(size: int, pieces: Sequence[bytes]) -> Digest:
     """The root of a blob of this size from the digests of its pieces. Raises `ProofError` for too many or too few."""
-    check_uint("size of a blob", size, 64)
+    codec.check_uint("size of a blob", size, 64)
     if size > MAX_BLOB_BYTES or len(pieces) != piece_count(size):
         raise ProofError(f"expected {piece_count(size)} pieces for {size} bytes, got {len(pieces)}")
-    if any(len(piece) != DIGEST_BYTES for piece in pieces):
-        raise ProofError(f"expected digests of {DIGEST_BYTES} bytes, got other lengths")
+    if any(len(piece) != hashing.DIGEST_BYTES for piece in pieces):
+        raise ProofError(f"expected digests of {hashing.DIGEST_BYTES} bytes, got other lengths")
     return tagged_hash(Tag.BLOB, size.to_bytes(8, "big"), Tree(pieces).root)
 
 

@@ -15,25 +15,16 @@ signatures are by the parties that the job names.
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Self
 
-from tiebreak.protocol.codec import check_bytes, check_uint
-from tiebreak.protocol.commitments import keys
+from tiebreak.protocol import codec, trees
+from tiebreak.protocol.commitments import keys, terms
 from tiebreak.protocol.commitments.eip712 import ADDRESS_BYTES, Address, Domain, TypedData, hash_struct, typed_digest
 from tiebreak.protocol.commitments.records import StepRecord, checkpoint_count, initial_record
-from tiebreak.protocol.commitments.terms import (
-    MAX_GAME_SECONDS,
-    MAX_GAMES,
-    MAX_SECONDS,
-    ether,
-    least_challenger_stake,
-    pool_bond,
-)
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
 from tiebreak.protocol.packing import U32, Fields, OneOf, Raw, Record, Root, Uint, pack, unpack
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import Policy, check_tolerances
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
-from tiebreak.protocol.trees import depth_of
 
 PRECISION_F32: Final = MAX_PRECISION
 MAX_DESCENT_LEVELS: Final = 5
@@ -47,7 +38,7 @@ MAX_ENTRIES: Final = 1 << 20
 Count = Annotated[int, Uint(32, 1, MAX_ENTRIES)]
 Steps = Annotated[int, Uint(64, 1)]
 Wei = Annotated[int, Uint(256, 0, (1 << 128) - 1)]
-Seconds = Annotated[int, Uint(64, 1, MAX_SECONDS)]
+Seconds = Annotated[int, Uint(64, 1, terms.MAX_SECONDS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +63,10 @@ class Job(Record):
     trainer_stake: Wei
     challenger_stake: Annotated[int, Uint(256, 1, (1 << 128) - 1)]
     challenge_window: Seconds
-    clock: Annotated[int, Uint(64, 1, MAX_GAME_SECONDS)]
-    replay_time: Annotated[int, Uint(64, 0, MAX_GAME_SECONDS)]
-    talk_time: Annotated[int, Uint(64, 0, MAX_GAME_SECONDS)]
-    audit_time: Annotated[int, Uint(64, 0, MAX_SECONDS)]
+    clock: Annotated[int, Uint(64, 1, terms.MAX_GAME_SECONDS)]
+    replay_time: Annotated[int, Uint(64, 0, terms.MAX_GAME_SECONDS)]
+    talk_time: Annotated[int, Uint(64, 0, terms.MAX_GAME_SECONDS)]
+    audit_time: Annotated[int, Uint(64, 0, terms.MAX_SECONDS)]
     deadline: Seconds
     seats: Annotated[int, Uint(8, 0, MAX_SEATS)] = 0
     """Receipts of audits that the client pays for, none under policy `logged`; without them fee and bond are 0."""
@@ -101,27 +92,27 @@ class Job(Record):
         if self.tolerances and not self.is_logged:
             raise VerificationError(f"job: expected tolerances 0 under policy exact, got {self.tolerances:#x}")
         self._check_seats()
-        least = least_challenger_stake(
+        least = terms.least_challenger_stake(
             reward=self.reward, trainer_stake=self.trainer_stake, seats=self.seats, seat_fee=self.seat_fee,
             seat_bond=self.seat_bond,
         )  # fmt: skip
         if self.challenger_stake < least:
             raise VerificationError(
                 f"job: expected a challenger's stake of at least {least} wei, got {self.challenger_stake}: for less a "
-                f"trainer could fill the job with {MAX_GAMES} games of its own and shut challengers out"
+                f"trainer could fill the job with {terms.MAX_GAMES} games of its own and shut challengers out"
             )
-        if self.game_seconds > MAX_GAME_SECONDS:
+        if self.game_seconds > terms.MAX_GAME_SECONDS:
             raise VerificationError(
-                f"job: expected a game of at most {MAX_GAME_SECONDS} seconds, got {self.game_seconds}: talk, "
-                f"three clocks, and six allowances, each for {MAX_GAMES} games"
+                f"job: expected a game of at most {terms.MAX_GAME_SECONDS} seconds, got {self.game_seconds}: talk, "
+                f"three clocks, and six allowances, each for {terms.MAX_GAMES} games"
             )
         if self.checkpoint_interval > self.steps:
             raise VerificationError(
                 f"job: expected a checkpoint interval of at most {self.steps} steps, got {self.checkpoint_interval}"
             )
-        if (audits := self.checkpoints * self.audit_time) > MAX_SECONDS:
+        if (audits := self.checkpoints * self.audit_time) > terms.MAX_SECONDS:
             raise VerificationError(
-                f"job: expected an audit of all segments of at most {MAX_SECONDS} seconds, got {audits}"
+                f"job: expected an audit of all segments of at most {terms.MAX_SECONDS} seconds, got {audits}"
             )
 
     def _check_seats(self) -> None:
@@ -132,9 +123,9 @@ class Job(Record):
         if bool(self.seat_bond) != bool(self.seats):
             what = "of at least 1 with seats" if self.seats else "of 0 without seats"
             raise VerificationError(f"job: expected a seat bond {what}, got {self.seat_bond}")
-        if (named := pool_bond(self.seat_bond)) != self.seat_bond:
+        if (named := terms.pool_bond(self.seat_bond)) != self.seat_bond:
             raise VerificationError(
-                f"job: expected a seat bond that is a power of two, such as {named} wei ({ether(named)}), got "
+                f"job: expected a seat bond that is a power of two, such as {named} wei ({terms.ether(named)}), got "
                 f"{self.seat_bond}: jobs of one bond share a pool"
             )
 
@@ -150,7 +141,7 @@ class Job(Record):
     @property
     def game_seconds(self) -> int:
         """Seconds from a game's start after which it can be ended, whatever anybody does (invariant 12 of the game)."""
-        return self.lone_game_seconds + 6 * (MAX_GAMES - 1) * self.replay_time
+        return self.lone_game_seconds + 6 * (terms.MAX_GAMES - 1) * self.replay_time
 
     @property
     def lone_game_seconds(self) -> int:
@@ -167,21 +158,21 @@ class Job(Record):
 
     @property
     def run_depth(self) -> int:
-        return depth_of(self.checkpoints)
+        return trees.depth_of(self.checkpoints)
 
     @property
     def half_depth(self) -> int:
         """Depth of each half of the program tree and of the value tree; D in the SPEC."""
-        return max(depth_of(self.body_count), self.state_depth)
+        return max(trees.depth_of(self.body_count), self.state_depth)
 
     @property
     def state_depth(self) -> int:
-        return depth_of(self.state_count)
+        return trees.depth_of(self.state_count)
 
     @property
     def data_depth(self) -> int:
         """Depth of the data tree. A job without data has a tree of one empty leaf."""
-        return depth_of(max(1, self.data_count))
+        return trees.depth_of(max(1, self.data_count))
 
     @property
     def initial_record(self) -> StepRecord:
@@ -383,6 +374,6 @@ class Concession(Record):
 
 def game_id(head: Head, domain: Domain, challenger: bytes, nonce: int) -> Digest:
     """The id of the game that a challenger starts against a head. The nonce tells several such games apart."""
-    check_bytes("challenger", challenger, 20)
-    encoded_nonce = check_uint("nonce", nonce, 64).to_bytes(8, "big")
+    codec.check_bytes("challenger", challenger, 20)
+    encoded_nonce = codec.check_uint("nonce", nonce, 64).to_bytes(8, "big")
     return tagged_hash(Tag.GAME, head.job_id, head.digest(domain), challenger, encoded_nonce)

@@ -13,27 +13,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, Any, ClassVar, Final, get_args
 
+from tiebreak.protocol import packing
 from tiebreak.protocol.commitments.job import MAX_DESCENT_LEVELS
 from tiebreak.protocol.commitments.log_tree import NO_WORD, WORD_BYTES
 from tiebreak.protocol.commitments.records import ZERO_DIGEST
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.hashing import CHUNK_BYTES
-from tiebreak.protocol.packing import (
-    U8,
-    U32,
-    U64,
-    Bytes32,
-    Data,
-    Fields,
-    FieldType,
-    ListOf,
-    OneOf,
-    Packed,
-    Raw,
-    Record,
-    Uint,
-    camel_case,
-)
+from tiebreak.protocol.packing import U8, U32, U64, Bytes32, Data, ListOf, OneOf, Raw, Record, camel_case
 from tiebreak.protocol.program.isa import MAX_INSTRUCTION_BYTES, MAX_RANK
 
 MAX_SIBLINGS: Final = 64
@@ -76,8 +62,7 @@ class Phase(IntEnum):
         """The side to move. Raises `ValueError` for OVER, also the kind of `Concede`, which either side may send."""
         if self is Phase.OVER:
             raise ValueError("nobody moves in a game that is over")
-        challenger = (Phase.SELECT, Phase.SELECT_ELEMENT, Phase.PROVE)
-        return Side.CHALLENGER if self in challenger else Side.DEFENDER
+        return Side.CHALLENGER if self in (Phase.SELECT, Phase.SELECT_ELEMENT, Phase.PROVE) else Side.DEFENDER
 
 
 Nodes = Annotated[tuple[bytes, ...], ListOf(Raw(32), MAX_NODES)]
@@ -193,7 +178,7 @@ class TensorOpening(Record):
 
     value: U32
     dtype: U8
-    dims: Annotated[tuple[int, ...], ListOf(Uint(64), MAX_RANK)]
+    dims: Annotated[tuple[int, ...], ListOf(packing.Uint(64), MAX_RANK)]
     chunk_root: Bytes32
     siblings: Siblings
 
@@ -268,19 +253,19 @@ def kind_name(move: Move | type[Move]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class AnyMove(FieldType):
+class AnyMove(packing.FieldType):
     """A move of any kind, packed as the number of its kind and its body."""
 
     def check(self, name: str, value: Any) -> None:
         if type(value) not in MOVES.values():
             raise EncodingError(f"{name}: expected a move, got {type(value).__name__}")
 
-    def pack(self, value: Any) -> Packed:
+    def pack(self, value: Any) -> packing.Packed:
         return int(value.KIND), value.pack()
 
     def unpack(self, name: str, item: Any) -> Any:
-        fields = Fields(name, item, 2)
-        return unpack_move(fields.take(Uint(8)), fields.next()[1])
+        fields = packing.Fields(name, item, 2)
+        return unpack_move(fields.take(packing.Uint(8)), fields.next()[1])
 
     def to_json(self, value: Any) -> Any:
         return {"kind": camel_case(kind_name(value)), **value.to_json()}

@@ -18,9 +18,8 @@ from tiebreak.protocol.commitments.records import StepRecord, data_leaf, state_l
 from tiebreak.protocol.errors import ProofError
 from tiebreak.protocol.game import referee
 from tiebreak.protocol.game.moves import Prove, StateWitness, TensorWitness
-from tiebreak.protocol.program import accumulator, reference
+from tiebreak.protocol.program import accumulator, program, reference
 from tiebreak.protocol.program.isa import Instruction, Opcode, Slot, SourceKind
-from tiebreak.protocol.program.program import decode_alone, instruction_digest
 from tiebreak.protocol.program.rounding import Rounding
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 from tiebreak.protocol.trees import depth_of, verify
@@ -48,17 +47,16 @@ def record_place(job: Job, step: int, run_root: bytes, steps_root: bytes) -> Rec
 
 def finish(instruction: Instruction, encoded: bytes, rounding: Rounding) -> tuple[Digest, bytes]:
     """The leaf digest and the element's data for a final accumulator. Raises `EncodingError` unless it is canonical."""
-    held = accumulator.decode_for(instruction, encoded)
-    value = accumulator.finish(held, rounding)
+    value = accumulator.finish(accumulator.decode_for(instruction, encoded), rounding)
     return tagged_hash(Tag.ACCUMULATOR, encoded), reference.pack(instruction.dtype, [value])
 
 
 def judge_commit(job: Job, leaf: int, body_root: bytes, move: Prove) -> Digest:
     """The correct state leaf of a commit. `leaf` is its position in both the program tree and the value tree."""
     _require_unused("commit", previous=move.previous, tensors=move.tensors, chunks=move.chunks)  # (1)
-    digest = instruction_digest(move.instruction)
+    digest = program.instruction_digest(move.instruction)
     verify(job.program_root, job.half_depth + 1, leaf, digest, move.siblings)  # (2)
-    instruction = decode_alone(move.instruction)
+    instruction = program.decode_alone(move.instruction)
     if instruction.opcode != Opcode.COMMIT or not isinstance(instruction.params, Slot):
         raise ProofError(f"expected a commit, got {instruction.opcode.name}")
     witness = _tensor_witness(move)
@@ -118,8 +116,7 @@ def judge_terms(
         before = tagged_hash(Tag.ACCUMULATOR, move.previous)
         depth = depth_of(accumulator.leaf_count(instruction.terms))
         verify(root, depth, leaf - 1, before, move.siblings)  # (7)
-    openings = _openings(job, body_root, move)
-    encoded = referee.judge_leaf(instruction, element, leaf, move.previous, openings)
+    encoded = referee.judge_leaf(instruction, element, leaf, move.previous, _openings(job, body_root, move))
     return tagged_hash(Tag.ACCUMULATOR, encoded)
 
 

@@ -16,14 +16,7 @@ openings are allowed: they prove nothing and harm nobody.
 from collections.abc import Callable, Sequence
 from math import prod
 
-from tiebreak.protocol.commitments.records import (
-    chunk_count,
-    chunk_digest,
-    chunk_length,
-    identify,
-    tensor_id,
-    tensor_tree,
-)
+from tiebreak.protocol.commitments import records
 from tiebreak.protocol.errors import EncodingError, ProofError
 from tiebreak.protocol.game.moves import ChunkOpening, TensorOpening
 from tiebreak.protocol.hashing import CHUNK_BYTES
@@ -68,7 +61,7 @@ class Openings:
         dtype = _dtype(tensor)
         if tensor.value in self._types:  # (1)
             raise ProofError(f"expected each value to be opened once, got value {tensor.value} twice")
-        identity = tensor_id(dtype, tensor.dims, tensor.chunk_root)  # (1)
+        identity = records.tensor_id(dtype, tensor.dims, tensor.chunk_root)  # (1)
         _verify(f"value {tensor.value}", body_root, half_depth, tensor.value, identity, tensor.siblings)  # (2)
         self._types[tensor.value] = dtype
         self._sizes[tensor.value] = prod(tensor.dims)
@@ -76,15 +69,15 @@ class Openings:
     def _add_chunk(self, chunk: ChunkOpening, tensor: TensorOpening) -> None:
         what = f"chunk {chunk.chunk_index} of value {tensor.value}"
         dtype = self._types[tensor.value]
-        count = chunk_count(dtype, tensor.dims)
+        count = records.chunk_count(dtype, tensor.dims)
         if not 0 <= chunk.chunk_index < count:  # (3)
             raise ProofError(f"{what}: expected one of {count} chunks")
         if (tensor.value, chunk.chunk_index) in self._chunks:  # (3)
             raise ProofError(f"{what}: expected each chunk to be opened once, got it twice")
-        length = chunk_length(dtype, tensor.dims, chunk.chunk_index)
+        length = records.chunk_length(dtype, tensor.dims, chunk.chunk_index)
         if len(chunk.data) != length:  # (3)
             raise ProofError(f"{what}: expected {length} bytes, got {len(chunk.data)}")
-        leaf = chunk_digest(chunk.data)
+        leaf = records.chunk_digest(chunk.data)
         root, depth, position = tensor.chunk_root, depth_of(count), chunk.chunk_index
         first = self._firsts.setdefault(tensor.value, chunk)
         if first is not chunk:
@@ -199,7 +192,7 @@ def judge_leaf(instruction: Instruction, index: int, leaf: int, previous: bytes,
 def judge_scalar_source(instruction: Instruction, step: int) -> Digest:
     """The correct tensor id of a `source` const or of the step number, in step `step` (counted from 1)."""
     found = element(instruction, 0, _no_operands, (), step=step)
-    return identify(instruction.dtype, instruction.shape, pack(instruction.dtype, [found]))
+    return records.identify(instruction.dtype, instruction.shape, pack(instruction.dtype, [found]))
 
 
 def _no_operands(operand: int, where: int) -> int:
@@ -236,7 +229,7 @@ def build_openings(
         value = instruction.operands[operand].value
         places.add((value, where * program.body[value].dtype.size // CHUNK_BYTES))
     values = sorted({value for value, _ in places})
-    trees = {value: tree_of(value) if tree_of else tensor_tree(data[value]) for value in values}
+    trees = {value: tree_of(value) if tree_of else records.tensor_tree(data[value]) for value in values}
     firsts: dict[int, int] = {}
 
     def siblings(value: int, chunk: int) -> tuple[bytes, ...]:

@@ -65,17 +65,8 @@ from dataclasses import replace
 from typing import Final
 
 from tiebreak.protocol.codec import check_bytes
+from tiebreak.protocol.commitments import log_tree, records
 from tiebreak.protocol.commitments.job import Head, Job
-from tiebreak.protocol.commitments.log_tree import NO_WORD, code_in, word_leaf
-from tiebreak.protocol.commitments.records import (
-    ZERO_DIGEST,
-    StepRecord,
-    chunk_count,
-    chunk_digest,
-    chunk_length,
-    loss_id,
-    tensor_id,
-)
 from tiebreak.protocol.errors import IllegalMove, VerificationError
 from tiebreak.protocol.game import moves, proof, seals
 from tiebreak.protocol.game.moves import NO_SEAL, Concede, Move, Phase, Prove, Select, SelectElement, Side
@@ -306,8 +297,7 @@ def _leaf(state: GameState) -> GameState:
                 return _enter_steps(state, state.node, 0)
             return replace(state, phase=Phase.OPEN_STEPS)
         case Level.STEPS:
-            step = state.job.first_step(state.checkpoint) + position
-            return replace(state, step=step, phase=Phase.OPEN_VALUES)
+            return replace(state, step=state.job.first_step(state.checkpoint) + position, phase=Phase.OPEN_VALUES)
         case Level.VALUES:
             is_commit = position >> state.job.half_depth
             return replace(state, leaf=position, phase=Phase.PROVE if is_commit else Phase.OPEN_TENSOR)
@@ -390,7 +380,7 @@ def _open_steps(state: GameState, move: moves.OpenSteps) -> GameState:
     root = _root_over(state.job, move.nodes, depth_of(steps))
     if not state.job.is_logged:
         named = (move.state_root, move.loss_bits, move.log_root)
-        _require_no_log("the steps under policy exact", named == (ZERO_DIGEST, 0, ZERO_DIGEST))
+        _require_no_log("the steps under policy exact", named == (records.ZERO_DIGEST, 0, records.ZERO_DIGEST))
     found = fold(state.node, steps - 1, move.siblings)
     _tie(found == root, "the checkpoint is not the last record under the steps root")
     if state.job.is_logged:
@@ -400,8 +390,8 @@ def _open_steps(state: GameState, move: moves.OpenSteps) -> GameState:
     return _enter_steps(state, root, depth_of(steps))
 
 
-def _record(step: int, move: moves.OpenSteps | moves.OpenValues) -> StepRecord:
-    return StepRecord(
+def _record(step: int, move: moves.OpenSteps | moves.OpenValues) -> records.StepRecord:
+    return records.StepRecord(
         step=step, state_root=Digest(move.state_root), loss_bits=move.loss_bits, log_root=Digest(move.log_root)
     )
 
@@ -415,11 +405,11 @@ def _open_values(state: GameState, move: moves.OpenValues) -> GameState:
     if state.job.is_logged:
         _require_count("log siblings", depth_of(state.job.segment_steps(state.checkpoint)), len(move.log_siblings))
     else:
-        is_empty = move.step_log == ZERO_DIGEST and not move.log_siblings
+        is_empty = move.step_log == records.ZERO_DIGEST and not move.log_siblings
         _require_no_log("the values under policy exact", is_empty)
     _tie(_record(state.step, move).digest == state.node, "the step record is not the disputed one")
     _tie_step_log(state, move)
-    loss_root = fold(loss_id(move.loss_bits), job.body_count - 1, move.siblings)
+    loss_root = fold(records.loss_id(move.loss_bits), job.body_count - 1, move.siblings)
     _tie(loss_root == body_root, "the loss is not the last value under the body root")
     _tie(commit_root == pad(move.state_root, job.state_depth, depth), "the state is not the right half of the values")
     state = replace(
@@ -432,28 +422,26 @@ def _tie_step_log(state: GameState, move: moves.OpenValues) -> None:
     """Tie the step log to the record's log root, which all records of a segment share with the checkpoint."""
     job = state.job
     if not job.is_logged:
-        _tie(move.log_root == ZERO_DIGEST, "the policy is exact, but there is a rounding log")
+        _tie(move.log_root == records.ZERO_DIGEST, "the policy is exact, but there is a rounding log")
         return
     if job.segment_steps(state.checkpoint) > 1:  # else the record is the checkpoint
         _tie(move.log_root == state.log_root, "the log root of the record is not the checkpoint's")
-    place = state.step - job.first_step(state.checkpoint)
-    found = fold(move.step_log, place, move.log_siblings)
+    found = fold(move.step_log, state.step - job.first_step(state.checkpoint), move.log_siblings)
     _tie(found == move.log_root, "the step log is not the step's under the log root")
 
 
 def _open_tensor(state: GameState, move: moves.OpenTensor) -> GameState:
     _require_count("siblings", state.job.half_depth + 1, len(move.siblings))
     digest = instruction_digest(move.instruction)
-    found = fold(digest, state.leaf, move.siblings)
-    _tie(found == state.job.program_root, "the instruction is not the program's")
+    _tie(fold(digest, state.leaf, move.siblings) == state.job.program_root, "the instruction is not the program's")
     instruction = decode_alone(move.instruction)
     state = replace(state, instruction=digest, operation=instruction)
     if instruction.opcode == Opcode.SOURCE:
         _require_count("nodes of a source", 0, len(move.nodes))
         return replace(state, phase=Phase.PROVE)
-    depth = depth_of(chunk_count(instruction.dtype, instruction.shape))
+    depth = depth_of(records.chunk_count(instruction.dtype, instruction.shape))
     root = _root_over(state.job, move.nodes, depth)
-    identity = tensor_id(instruction.dtype, instruction.shape, root)
+    identity = records.tensor_id(instruction.dtype, instruction.shape, root)
     _tie(identity == state.node, "the chunk root is not that of the committed tensor")
     return _enter(state, Level.CHUNKS, root, depth)
 
@@ -462,20 +450,20 @@ def _open_chunk(state: GameState, move: moves.OpenChunk) -> GameState:
     if state.is_logged_sum:
         _require_count("log siblings", state.depth + state.job.half_depth, len(move.siblings))
     else:
-        is_empty = move.word == NO_WORD and not move.siblings
+        is_empty = move.word == log_tree.NO_WORD and not move.siblings
         _require_no_log("a chunk of what is not logged", is_empty)
-    length = chunk_length(state.dtype, state.shape, state.chunk)
+    length = records.chunk_length(state.dtype, state.shape, state.chunk)
     _tie(len(move.chunk) == length, f"the chunk has {len(move.chunk)} bytes and must have {length}")
-    _tie(chunk_digest(move.chunk) == state.node, "the chunk is not the committed one")
+    _tie(records.chunk_digest(move.chunk) == state.node, "the chunk is not the committed one")
     if state.is_logged_sum:
         # Every value's words form a tree of the same shape as its chunks, so one position names both value and chunk.
-        found = fold(word_leaf(move.word), state.leaf << state.depth | state.chunk, move.siblings)
+        found = fold(log_tree.word_leaf(move.word), state.leaf << state.depth | state.chunk, move.siblings)
         _tie(found == state.step_log, "the log word is not the chunk's under the step log")
     return replace(state, word=move.word, phase=Phase.SELECT_ELEMENT)
 
 
 def _select_element(state: GameState, move: SelectElement) -> GameState:
-    if chunk_digest(move.chunk) != state.node:
+    if records.chunk_digest(move.chunk) != state.node:
         raise IllegalMove("expected the chunk that the defender opened, got another")
     size = state.dtype.size
     if move.index >= len(move.chunk) // size:
@@ -484,7 +472,7 @@ def _select_element(state: GameState, move: SelectElement) -> GameState:
         state,
         element=state.chunk * (CHUNK_BYTES // size) + move.index,
         claimed=move.chunk[move.index * size : (move.index + 1) * size],
-        direction=code_in(state.word, move.index) if state.is_logged_sum else Direction.NONE,
+        direction=log_tree.code_in(state.word, move.index) if state.is_logged_sum else Direction.NONE,
     )
     if state.terms:
         _require_no_seal(move.seal, f"an element of {state.terms} terms")
@@ -503,8 +491,7 @@ def _open_terms(state: GameState, move: moves.OpenTerms) -> GameState:
     root = _root_over(state.job, move.nodes, depth_of(leaves))
     leaf, value = proof.finish(state.operation, move.accumulator, state.rounding)
     _tie(value == state.claimed, "the last accumulator is not the claimed element")
-    found = fold(leaf, leaves - 1, move.siblings)
-    _tie(found == root, "the last accumulator is not the last leaf under its root")
+    _tie(fold(leaf, leaves - 1, move.siblings) == root, "the last accumulator is not the last leaf under its root")
     return _enter(replace(state, accumulator_root=root), Level.TERMS, root, depth_of(leaves))
 
 

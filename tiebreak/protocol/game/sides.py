@@ -18,11 +18,9 @@ from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
 from tiebreak.protocol.commitments.records import StepRecord, data_leaf
 from tiebreak.protocol.errors import IllegalMove, StateError, VerificationError
-from tiebreak.protocol.game import moves, seals
+from tiebreak.protocol.game import moves, referee, rules, seals
 from tiebreak.protocol.game.moves import NO_SEAL, Concede, Move, Opening, Phase, Prove, Select, SelectElement, kind_name
 from tiebreak.protocol.game.proof import record_place
-from tiebreak.protocol.game.referee import build_openings
-from tiebreak.protocol.game.rules import apply, follow, judge
 from tiebreak.protocol.game.state import GameState, Level, Reason
 from tiebreak.protocol.hashing import CHUNK_BYTES
 from tiebreak.protocol.program.isa import Instruction, Opcode, Slot, SourceKind
@@ -120,7 +118,7 @@ class Defender:
     def move(self, state: GameState, answered: Move | None) -> Move:  # noqa: ARG002  # the state says it all
         move = self.opening(state)
         with suppress(IllegalMove):
-            apply(state, move, state.last)
+            rules.apply(state, move, state.last)
             return move
         return Concede()
 
@@ -246,10 +244,10 @@ class Challenger:
         match state.phase, answered:
             case Phase.SELECT, _ if isinstance(answered, Opening):
                 plain = choose(answered.nodes, self.pick(state, answered.nodes))
-                return replace(plain, seal=self._seal(apply(state, plain, state.last)))
+                return replace(plain, seal=self._seal(rules.apply(state, plain, state.last)))
             case Phase.SELECT_ELEMENT, moves.OpenChunk(chunk=chunk):
                 element = SelectElement(index=self.pick_element(state, chunk), chunk=chunk)
-                return replace(element, seal=self._seal(apply(state, element, state.last)))
+                return replace(element, seal=self._seal(rules.apply(state, element, state.last)))
             case Phase.PROVE, _:
                 return self._prove(state)
         kind = "nothing" if answered is None else kind_name(answered)
@@ -295,7 +293,7 @@ class Challenger:
     def _prove(self, state: GameState) -> Prove | Concede:
         move = replace(self._proof(state), salt=self._salt(state))
         try:
-            judge(state, move)
+            rules.judge(state, move)
         except VerificationError:
             return Concede()  # the rules would refuse it until the clock runs out
         return move
@@ -315,7 +313,7 @@ class Challenger:
     def _prove_computed(self, state: GameState, instruction: Instruction, encoded: bytes) -> Prove:
         oracle, tree = self.oracle, self.oracle.value_tree(state.step)
         terms_leaf = state.position if state.level is Level.TERMS else None
-        tensors, chunks = build_openings(
+        tensors, chunks = referee.build_openings(
             oracle.program,
             instruction,
             state.element,
@@ -387,7 +385,7 @@ def resume(party: Party, start: GameState, line: Sequence[Move]) -> GameState:
     """
     state = start
     for move in line:
-        state = follow(state, move, max(state.moved, state.last))
+        state = rules.follow(state, move, max(state.moved, state.last))
         if isinstance(party, Challenger):
             party.learn(state, move)
     return state

@@ -19,22 +19,20 @@ from typing import Annotated, Any, Final
 
 from eth_hash.auto import keccak
 
+from tiebreak.protocol import hashing, trees
 from tiebreak.protocol.codec import Reader, check_bytes
-from tiebreak.protocol.commitments import keys
+from tiebreak.protocol.commitments import keys, records
 from tiebreak.protocol.commitments.eip712 import Address, Domain, TypedData
 from tiebreak.protocol.commitments.job import Head, Job
-from tiebreak.protocol.commitments.records import chunk_count, chunk_length
 from tiebreak.protocol.errors import InvalidSnapshot, StateError, VerificationError
 from tiebreak.protocol.game.moves import MAX_SIBLINGS, Phase
 from tiebreak.protocol.game.seals import element_answer
 from tiebreak.protocol.game.state import GameState, Level
-from tiebreak.protocol.hashing import CHUNK_BYTES
 from tiebreak.protocol.packing import U8, U32, U64, Bytes32, Raw, Record, Root, Uint, unpack
 from tiebreak.protocol.program.accumulator import Kind, kind_of, leaf_count
 from tiebreak.protocol.program.isa import MAX_NUMEL, MAX_TERMS, TERMS_PER_LEAF, DType, Opcode, ReduceFunction
 from tiebreak.protocol.program.rounding import sum_kind
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
-from tiebreak.protocol.trees import depth_of
 
 SNAPSHOT_BYTES: Final = 144
 MAX_RECEIPT_BYTES: Final = 256
@@ -89,8 +87,8 @@ class Snapshot(Record):
         leaves = job.segment_steps(state.checkpoint) if in_segment else state.head.count
         dtype = last_chunk_bytes = 0
         if state.level in (Level.CHUNKS, Level.TERMS):
-            leaves, dtype = chunk_count(state.dtype, state.shape), int(state.dtype)
-            last_chunk_bytes = chunk_length(state.dtype, state.shape, leaves - 1)
+            leaves, dtype = records.chunk_count(state.dtype, state.shape), int(state.dtype)
+            last_chunk_bytes = records.chunk_length(state.dtype, state.shape, leaves - 1)
         is_element = state.level is Level.CHUNKS and state.claimed
         return cls(
             phase=int(state.phase),
@@ -172,7 +170,7 @@ class Snapshot(Record):
         selected = in_terms or proves or self.phase == Phase.OPEN_TERMS
         self._hold("dtype", self.dtype <= max(DType))
         size, last, terms = DType(self.dtype).size, self.last_chunk_bytes, self.term_leaves
-        self._hold("last_chunk_bytes", 0 < last <= CHUNK_BYTES and last % size == 0)
+        self._hold("last_chunk_bytes", 0 < last <= hashing.CHUNK_BYTES and last % size == 0)
         fits = terms != 1 and (not selected or (terms > 0) == (in_terms or not proves))
         self._hold("term_leaves", terms <= MAX_TERMS // TERMS_PER_LEAF and fits)
         accumulates, kind, code = self.summation & 15, self.summation >> 4 & 3, self.summation >> 6
@@ -180,9 +178,9 @@ class Snapshot(Record):
         logs = not kind or (job.is_logged and self.dtype == DType.F32)
         self._hold("summation", sums and logs and (not code or (selected and kind > 0 and code != 3)))
         self._hold("instruction", self.instruction < job.body_count)
-        self._hold("leaves", 1 <= self.leaves <= MAX_NUMEL // CHUNK_BYTES * size)
-        chunk, index = divmod(self.element, CHUNK_BYTES // size)
-        inside = index < (last if chunk + 1 == self.leaves else CHUNK_BYTES) // size
+        self._hold("leaves", 1 <= self.leaves <= MAX_NUMEL // hashing.CHUNK_BYTES * size)
+        chunk, index = divmod(self.element, hashing.CHUNK_BYTES // size)
+        inside = index < (last if chunk + 1 == self.leaves else hashing.CHUNK_BYTES) // size
         held = chunk < self.leaves and inside and (in_terms or chunk == self.position)
         self._hold("element", held if selected else self.element == 0)
         self._hold("node", not selected or in_terms or not any(self.node[:-size]))
@@ -207,7 +205,7 @@ class Snapshot(Record):
                 return job.run_depth
             case Level.VALUES:
                 return job.half_depth + 1
-        return depth_of(self.term_leaves if level is Level.TERMS else self.leaves)
+        return trees.depth_of(self.term_leaves if level is Level.TERMS else self.leaves)
 
     def _is_leaf(self, job: Job, head: Head) -> bool:
         """Whether the position is one of a leaf that is no padding."""

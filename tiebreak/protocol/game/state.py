@@ -4,9 +4,8 @@ from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Any, Final
 
+from tiebreak.protocol.commitments import log_tree, records
 from tiebreak.protocol.commitments.job import Head, Job
-from tiebreak.protocol.commitments.log_tree import NO_WORD
-from tiebreak.protocol.commitments.records import chunk_count
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.game.moves import Phase, Side
 from tiebreak.protocol.packing import EnumMember, Fields, FieldType, OneOf, Packed
@@ -90,7 +89,7 @@ class GameState:
     operation: Instruction | None = None
     """The disputed instruction itself."""
     chunk: int = 0
-    word: bytes = NO_WORD
+    word: bytes = log_tree.NO_WORD
     """Log word of the disputed chunk."""
     element: int = 0
     direction: Direction = Direction.NONE
@@ -210,7 +209,7 @@ class GameState:
             case Level.STEPS:
                 return self.job.segment_steps(self.checkpoint)
             case Level.CHUNKS:
-                return chunk_count(self.dtype, self.shape)
+                return records.chunk_count(self.dtype, self.shape)
             case _:
                 return -(-self.terms // TERMS_PER_LEAF)
 

@@ -16,19 +16,8 @@ from functools import lru_cache
 from math import isqrt
 from typing import Final, NamedTuple
 
-from tiebreak.protocol.numbers.float32 import (
-    INF,
-    MAX_PRECISION,
-    NAN_BITS,
-    ONE,
-    SIGN,
-    decode,
-    is_inf,
-    is_nan,
-    is_negative,
-    is_zero,
-    round_f32,
-)
+from tiebreak.protocol.numbers import float32
+from tiebreak.protocol.numbers.float32 import INF, NAN_BITS, ONE, SIGN, decode, is_inf, is_nan, is_zero, round_f32
 
 _FIRST_BITS: Final = 64
 _MOST_BITS: Final = 1 << 14
@@ -126,7 +115,7 @@ def _exp_estimate(n: int, e: int, bits: int) -> Estimate:
     return Estimate(value, k - w, error + 620)
 
 
-def exp(x: int, precision: int = MAX_PRECISION) -> int:
+def exp(x: int, precision: int = float32.MAX_PRECISION) -> int:
     """RN(e^x)."""
     if is_nan(x):
         return NAN_BITS
@@ -135,7 +124,7 @@ def exp(x: int, precision: int = MAX_PRECISION) -> int:
     n, e = decode(x)
     if is_inf(x) or not -104 << 23 < _fixed(n, e, 23) < 89 << 23:
         # e^89 > 2^128; e^-104 < 2^-150, half of the smallest subnormal.
-        return 0 if is_negative(x) else INF
+        return 0 if float32.is_negative(x) else INF
     return _ziv(lambda bits: _exp_estimate(n, e, bits), precision)
 
 
@@ -161,11 +150,11 @@ def _log_estimate(m: int, e: int, bits: int) -> Estimate:
     return Estimate(e * _ln2(w) + (-2 * total if top < 0 else 2 * total), -w, 4 * k + 310)
 
 
-def log(x: int, precision: int = MAX_PRECISION) -> int:
+def log(x: int, precision: int = float32.MAX_PRECISION) -> int:
     """RN(ln x); -inf for zeros, NaN below."""
     if is_zero(x):
         return SIGN | INF
-    if is_nan(x) or is_negative(x):
+    if is_nan(x) or float32.is_negative(x):
         return NAN_BITS
     if is_inf(x):
         return INF
@@ -210,7 +199,7 @@ def _tanh_estimate(n: int, e: int, bits: int) -> Estimate:
     return Estimate((((1 << w) - t) << w) // ((1 << w) + t), -w, 2 * (t_error >> drop) + 6)
 
 
-def tanh(x: int, precision: int = MAX_PRECISION) -> int:
+def tanh(x: int, precision: int = float32.MAX_PRECISION) -> int:
     """RN(tanh x), the sign of a zero kept."""
     return _odd(x, 0x41800000, _tanh_estimate, precision)  # 16: 1 - tanh(16) < 2^-45
 
@@ -242,11 +231,10 @@ def _erf_estimate(n: int, e: int, bits: int) -> Estimate:
         term = (term * y >> w) // k
         total += -(term // (2 * k + 1)) if k & 1 else term // (2 * k + 1)
     growth = 1 << (24 if n.bit_length() + e > 0 else 2)
-    scale = _two_over_root_pi(w)
-    return Estimate(n * (total * scale >> w), e - w, n * (3 * growth * (k + 2) + 8))
+    return Estimate(n * (total * _two_over_root_pi(w) >> w), e - w, n * (3 * growth * (k + 2) + 8))
 
 
-def erf(x: int, precision: int = MAX_PRECISION) -> int:
+def erf(x: int, precision: int = float32.MAX_PRECISION) -> int:
     """RN(erf x), the sign of a zero kept."""
     return _odd(x, 0x40800000, _erf_estimate, precision)  # 4: 1 - erf(4) < 2^-25.9
 
@@ -281,7 +269,7 @@ def _sine_estimate(n: int, e: int, bits: int, quarter: int) -> Estimate:
     return Estimate(-magnitude if below_zero else magnitude, -w, error)
 
 
-def sin(x: int, precision: int = MAX_PRECISION) -> int:
+def sin(x: int, precision: int = float32.MAX_PRECISION) -> int:
     """RN(sin x), the sign of a zero kept; NaN for infinities."""
     if is_nan(x) or is_inf(x):
         return NAN_BITS
@@ -291,7 +279,7 @@ def sin(x: int, precision: int = MAX_PRECISION) -> int:
     return _ziv(lambda bits: _sine_estimate(n, e, bits, 0), precision) ^ (x & SIGN)
 
 
-def cos(x: int, precision: int = MAX_PRECISION) -> int:
+def cos(x: int, precision: int = float32.MAX_PRECISION) -> int:
     """RN(cos x); NaN for infinities."""
     if is_nan(x) or is_inf(x):
         return NAN_BITS

@@ -294,8 +294,7 @@ class Player(PartyMachine):
         assert view.talk is not None
         place: Place = ("acknowledged", view.game.id, view.state.moves)
         if place not in self.records:
-            receipt = self.record(place, view.talk.receipt(self.key))
-            self.do(e.ShowReceipt(game_id=view.game.id, receipt=receipt))
+            self.do(e.ShowReceipt(game_id=view.game.id, receipt=self.record(place, view.talk.receipt(self.key))))
 
     def _repeat(self, view: GameView) -> None:
         """Resend the last messages after a while without an answer, since they may have been lost."""

@@ -23,28 +23,14 @@ from typing import Annotated, Any, ClassVar, Final, Self
 
 from eth_hash.auto import keccak
 
-from tiebreak.protocol.commitments import keys
-from tiebreak.protocol.commitments.blobs import MAX_BLOB_BYTES
+from tiebreak.protocol import packing
+from tiebreak.protocol.commitments import blobs, keys
 from tiebreak.protocol.commitments.eip712 import ADDRESS_BYTES, Address, Domain, TypedData, hash_struct, typed_digest
 from tiebreak.protocol.commitments.job import Account, Job, game_id
 from tiebreak.protocol.errors import EncodingError, SignatureError, VerificationError
 from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES
 from tiebreak.protocol.game.snapshot import MAX_RECEIPT_BYTES, Signature, SignedStanding
-from tiebreak.protocol.packing import (
-    U64,
-    AnyOf,
-    Data,
-    Fields,
-    FieldType,
-    ListOf,
-    OneOf,
-    Raw,
-    Record,
-    Root,
-    Uint,
-    pack,
-    unpack,
-)
+from tiebreak.protocol.packing import U64, AnyOf, Data, Fields, ListOf, OneOf, Raw, Record, Root, Uint
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
@@ -145,7 +131,7 @@ class ReceiptBody(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class FileName(FieldType):
+class FileName(packing.FieldType):
     """A relative path of at most four parts, none of which begins with a dot; as ASCII bytes."""
 
     def check(self, name: str, value: Any) -> None:
@@ -158,7 +144,7 @@ class PublishedFile(Record):
     """A file of a run, and the blob that holds it."""
 
     name: Annotated[bytes, FileName()]
-    size: Annotated[int, Uint(64, 0, MAX_BLOB_BYTES)]
+    size: Annotated[int, Uint(64, 0, blobs.MAX_BLOB_BYTES)]
     root: Root
 
 
@@ -266,7 +252,7 @@ class Post(Record):
     @classmethod
     def decode(cls, data: bytes) -> Self:
         """Read what `encode` wrote. Raises `EncodingError`."""
-        return cls.unpack("post", unpack(data, MAX_POST_BYTES))
+        return cls.unpack("post", packing.unpack(data, MAX_POST_BYTES))
 
     @property
     def content(self) -> Digest:
@@ -275,7 +261,7 @@ class Post(Record):
     def read(self, domain: Domain) -> Body:
         """The body of the post. Raises `VerificationError` unless it is about the job and the game that it names."""
         kind = BODIES[self.kind]
-        body = kind.unpack(kind.__name__, unpack(self.body, MAX_BODY_BYTES))  # (2)
+        body = kind.unpack(kind.__name__, packing.unpack(self.body, MAX_BODY_BYTES))  # (2)
         job, game = tx.subject_of(body)
         match body:
             case GameBody():
@@ -310,12 +296,12 @@ class SignedPost:
         return cls(post=post, signature=key.sign(typed.digest, typed))
 
     def encode(self) -> bytes:
-        return pack([self.post.encode(), self.signature])
+        return packing.pack([self.post.encode(), self.signature])
 
     @classmethod
     def decode(cls, wire: bytes) -> Self:
         """Read a post from the wire. Its signature and its body are not checked yet. Raises `EncodingError`."""
-        found = Fields("wire post", unpack(wire, MAX_POST_BYTES), 2)  # (1)
+        found = Fields("wire post", packing.unpack(wire, MAX_POST_BYTES), 2)  # (1)
         post = Post.decode(found.take(Data(MAX_POST_BYTES)))
         return cls(post=post, signature=found.take(Raw(keys.SIGNATURE_BYTES)))
 

@@ -9,33 +9,21 @@ limit, the stories and the pages follow from that. Two things are written elsewh
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final
 
+from tiebreak.protocol import packing
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.job import Account, Concession, Head, Job, LogReceipt, SignedHead
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.game.moves import MAX_SIBLINGS, AnyMove, Move, Prove, kind_name
 from tiebreak.protocol.game.snapshot import Fork, Snapshot, opened
 from tiebreak.protocol.game.state import GameState
-from tiebreak.protocol.packing import (
-    U64,
-    Data,
-    Fields,
-    FieldType,
-    ListOf,
-    OneOf,
-    Packed,
-    Raw,
-    Record,
-    Root,
-    Uint,
-    camel_case,
-)
+from tiebreak.protocol.packing import U64, Data, ListOf, OneOf, Raw, Record, Root, Uint, camel_case
 from tiebreak.protocol.tags import Digest
 
 # ---------------------------------------------------------------- kinds of fields
 
 
 @dataclass(frozen=True, slots=True)
-class Signed(FieldType):
+class Signed(packing.FieldType):
     """A head with a signature, packed as job id, count, run root, signature."""
 
     type: type[SignedHead] | type[LogReceipt]
@@ -45,11 +33,11 @@ class Signed(FieldType):
             raise EncodingError(f"{name}: expected {self.type.__name__}, got {type(value).__name__}")
         Raw(keys.SIGNATURE_BYTES).check(name, value.signature)
 
-    def pack(self, value: Any) -> Packed:
+    def pack(self, value: Any) -> packing.Packed:
         return (*value.head.pack(), value.signature)
 
     def unpack(self, name: str, item: Any) -> Any:
-        found = Fields(name, item, 4)
+        found = packing.Fields(name, item, 4)
         head = Head.unpack(name, [found.next()[1] for _ in range(3)])
         return self.type(head=head, signature=found.take(Raw(keys.SIGNATURE_BYTES)))
 

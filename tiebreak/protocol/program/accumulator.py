@@ -31,16 +31,8 @@ from tiebreak.protocol.codec import Reader, signed, unsigned
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.numbers import float32
 from tiebreak.protocol.numbers.float32 import NAN_BITS, canonical
-from tiebreak.protocol.program.isa import (
-    TERMS_PER_LEAF,
-    Access,
-    DType,
-    Instruction,
-    Opcode,
-    ReduceFunction,
-    ScatterParams,
-    unravel,
-)
+from tiebreak.protocol.program import isa
+from tiebreak.protocol.program.isa import TERMS_PER_LEAF, Access, DType, Instruction, Opcode, unravel
 from tiebreak.protocol.program.rounding import BF16, NEAREST, Rounding, round_sum
 
 SUM_BYTES: Final = 96
@@ -108,9 +100,9 @@ def kind_of(instruction: Instruction, operand: DType) -> Kind:
     is_float = operand == DType.F32
     if instruction.is_bf16_sum:
         return Kind.BF16_SUM
-    if instruction.opcode == Opcode.SCATTER_SUM or instruction.function == ReduceFunction.SUM:
+    if instruction.opcode == Opcode.SCATTER_SUM or instruction.function == isa.ReduceFunction.SUM:
         return Kind.F32_SUM if is_float else Kind.I64_SUM
-    if instruction.function == ReduceFunction.MAX:
+    if instruction.function == isa.ReduceFunction.MAX:
         return Kind.F32_MAX if is_float else Kind.I64_MAX
     return Kind.F32_ARGMAX if is_float else Kind.I64_ARGMAX
 
@@ -208,7 +200,7 @@ def decode(kind: Kind, data: bytes) -> Accumulator:
 def decode_for(instruction: Instruction, data: bytes) -> Accumulator:
     """Decode an accumulator of this instruction without knowing its operand's dtype. Raises `EncodingError`."""
     operand = instruction.dtype
-    if instruction.opcode == Opcode.REDUCE and instruction.function == ReduceFunction.ARGMAX:
+    if instruction.opcode == Opcode.REDUCE and instruction.function == isa.ReduceFunction.ARGMAX:
         # Its result is an index, so the length tells the dtype of the elements.
         operand = DType.F32 if len(data) == Kind.F32_ARGMAX.value[1] else DType.I64
     return decode(kind_of(instruction, operand), data)
@@ -244,7 +236,7 @@ class ElementTerms:
         self._offsets = [access.offset for access in accesses]
         self._dims = _merged(instruction.reduction, [access.strides for access in accesses])
         self._target: int | None = None
-        if isinstance(instruction.params, ScatterParams):
+        if isinstance(instruction.params, isa.ScatterParams):
             self._target = sum(c * s for c, s in zip(coordinate, instruction.params.match, strict=True))
 
     def read(self, first: int, stop: int) -> tuple[list[Array], Mask | None]:
@@ -300,10 +292,8 @@ class PartialSums:
 
     def _compute(self, number: int) -> bytes:
         first = number * BLOCK_TERMS
-        stop = min(first + BLOCK_TERMS, self._terms.count)
-        factors, matches = self._terms.read(first, stop)
-        before = self._starts[number]
-        made = after_leaves(decode(self._terms.kind, before), factors, matches, first)
+        factors, matches = self._terms.read(first, min(first + BLOCK_TERMS, self._terms.count))
+        made = after_leaves(decode(self._terms.kind, self._starts[number]), factors, matches, first)
         if len(self._starts) == number + 1:
             self._starts.append(made[-1])
         return b"".join(made)

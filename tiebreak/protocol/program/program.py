@@ -298,8 +298,7 @@ def decode_alone(data: bytes) -> Instruction:
 
 def half_and_half(left: Sequence[bytes], right: Sequence[bytes], half_depth: int) -> Tree:
     """The tree of depth `half_depth + 1` with the leaves `left` in its left half and `right` in its right half."""
-    fill = [EMPTY] * ((1 << half_depth) - len(left))
-    return Tree([*left, *fill, *right], half_depth + 1)
+    return Tree([*left, *([EMPTY] * ((1 << half_depth) - len(left))), *right], half_depth + 1)
 
 
 def _slot(instruction: Instruction) -> Slot:

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from tiebreak.protocol.errors import EncodingError
-from tiebreak.protocol.numbers import float32, transcendental
+from tiebreak.protocol.numbers import float32, philox, transcendental
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, NAN_BITS, canonical
-from tiebreak.protocol.numbers.philox import random_bits, shuffle
 from tiebreak.protocol.program import isa
 from tiebreak.protocol.program.accumulator import Accumulator, add_term, finish, initial, kind_of, leaf_count, wrap_i64
 from tiebreak.protocol.program.isa import TERMS_PER_LEAF, DType, Instruction, MapFunction, Opcode, SourceKind, unravel
@@ -146,10 +145,10 @@ def element(
             return wrap_i64(params.offset + sum(c * s for c, s in zip(coordinate, params.strides, strict=True)))
         case Opcode.RANDOM, isa.RandomParams() as params:
             seed, drawn_step = (read(k, base_element(instruction, k, coordinate)) for k in range(2))
-            return random_bits(seed, drawn_step, params.stream, index)
+            return philox.random_bits(seed, drawn_step, params.stream, index)
         case Opcode.SHUFFLE, isa.ShuffleParams() as params:
             position, seed, epoch = (read(k, base_element(instruction, k, coordinate)) for k in range(3))
-            return shuffle(position, seed, epoch, params.n, params.stream)
+            return philox.shuffle(position, seed, epoch, params.n, params.stream)
         case Opcode.SOURCE, isa.SourceConst() as params:
             return from_raw(instruction.dtype, params.bits)
         case Opcode.SOURCE, None if instruction.function == SourceKind.STEP:

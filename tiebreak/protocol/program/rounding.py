@@ -17,15 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiebreak.protocol.errors import VerificationError
-from tiebreak.protocol.numbers.float32 import (
-    FRACTION_BITS,
-    INF,
-    MAX_PRECISION,
-    MIN_PRECISION,
-    SIGN,
-    plus_zero,
-    round_f32,
-)
+from tiebreak.protocol.numbers import float32
+from tiebreak.protocol.numbers.float32 import INF, SIGN, plus_zero, round_f32
 from tiebreak.protocol.program.isa import Instruction, Opcode
 from tiebreak.protocol.program.program import Program
 
@@ -97,14 +90,14 @@ def check_tolerances(tolerances: int) -> None:
 class Rounding:
     """The rounding of one element: the number of bits, the tolerance and the direction."""
 
-    precision: int = MAX_PRECISION
+    precision: int = float32.MAX_PRECISION
     tolerance: int = 0
     direction: Direction = Direction.NONE
 
 
 NEAREST: Final = Rounding()
 """Round to FP32 without a log."""
-BF16: Final = Rounding(precision=MIN_PRECISION)
+BF16: Final = Rounding(precision=float32.MIN_PRECISION)
 """Round to bfloat16 without a log."""
 
 
@@ -123,7 +116,7 @@ def round_sum(n: int, e: int, rounding: Rounding = NEAREST) -> int:
     if rounding.direction != Direction.NONE and rounding.tolerance:
         lower, near_middle = neighbours(n, e, rounding)
         if near_middle:
-            step = 1 << (MAX_PRECISION - rounding.precision)
+            step = 1 << (float32.MAX_PRECISION - rounding.precision)
             magnitude = lower + (step if rounding.direction == Direction.UP else 0)
             return plus_zero((SIGN if n < 0 else 0) | min(magnitude, INF))
     return plus_zero(round_f32(n, e, precision=rounding.precision))
@@ -141,7 +134,7 @@ def neighbours(n: int, e: int, rounding: Rounding) -> tuple[int, bool]:
     if shift <= 0:
         return 0, False  # x is a number of that precision, or zero: no middle is near
     quotient, rest = magnitude >> shift, magnitude & ((1 << shift) - 1)
-    pattern = (quotient << (FRACTION_BITS - fraction_bits)) + ((top - _LEAST_EXPONENT) << FRACTION_BITS)
+    pattern = (quotient << (float32.FRACTION_BITS - fraction_bits)) + ((top - _LEAST_EXPONENT) << float32.FRACTION_BITS)
     if pattern >= INF:
         return INF, False
     # |rest - gap / 2| <= gap / 2^tolerance, with both sides multiplied by 2^tolerance

@@ -17,9 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.c import chains, moves, scatter, sums, units
+from tiebreak.engine.arithmetic.c import chains, moves, scatter, sums, threads, units
 from tiebreak.engine.arithmetic.c.table import KernelPlan
-from tiebreak.engine.arithmetic.c.threads import spread, torch_alone
 from tiebreak.engine.arithmetic.plain.backend import Table, TorchBackend
 from tiebreak.engine.arithmetic.plan.chains import PreparedChain, PreparedSeries, Unit, Work
 from tiebreak.engine.arithmetic.plan.options import Operands, Options, Prepared, Stats
@@ -59,7 +58,7 @@ class CBackend(TorchBackend):
     def prepare_plain(self, i: Instruction, dtypes: Sequence[torch.dtype]) -> Prepared:
         prepared = super().prepare_plain(i, dtypes)
         each = FP64_FUNCTION if i.opcode == Opcode.MAP and i.function in TRANSCENDENTALS else 1
-        return spread(prepared) if prod(i.index_space) * each >= LONG else prepared
+        return threads.spread(prepared) if prod(i.index_space) * each >= LONG else prepared
 
     def partial(self, i: Instruction) -> Callable[[Operands], Partial]:
         library, tables = sums.build().library, plan_tables(i)
@@ -69,7 +68,7 @@ class CBackend(TorchBackend):
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        with torch_alone():
+        with threads.torch_alone():
             yield
         self.buffers.end_step()
 

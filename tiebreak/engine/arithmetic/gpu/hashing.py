@@ -12,10 +12,9 @@ from torch.nn.functional import pad
 
 from tiebreak.engine.arithmetic.gpu.launching import kernels, launch
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
+from tiebreak.protocol import hashing, trees
 from tiebreak.protocol.commitments.records import tensor_id
-from tiebreak.protocol.hashing import CHUNK_BYTES
 from tiebreak.protocol.tags import Digest
-from tiebreak.protocol.trees import empty_root
 
 OPTIONS: Final[dict[str, Any]] = {"BLOCK": 128, "num_warps": 4, "enable_fp_fusion": False}
 """Lanes of a program, each of which hashes one chunk or node, and the compiler's options."""
@@ -35,7 +34,7 @@ def roots(tensors: Sequence[Tensor]) -> list[bytes]:
     device, found = tensors[0].device, kernels("hashing")
     held = [_words(tensor) for tensor in tensors]
     sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
-    starts, tops = _layout([ceil(size / CHUNK_BYTES) for size in sizes])
+    starts, tops = _layout([ceil(size / hashing.CHUNK_BYTES) for size in sizes])
     count, levels = len(tensors), len(starts)
     rows = np.zeros((levels + 4, count + 1), dtype=np.int64)
     rows[:levels] = starts
@@ -89,6 +88,6 @@ def _constants(device: torch.device) -> tuple[Tensor, Tensor]:
     # The words are the first 32 bits of the fractions of the cube roots of the first 64 primes (FIPS 180-4, 4.2.2).
     primes = (n for n in range(2, 312) if all(n % divisor for divisor in range(2, n)))
     words = np.array([int(n ** (1 / 3) % 1 * 2**32) for n in primes], dtype=np.uint32).view(np.int32)
-    empties = b"".join(empty_root(height) for height in range(_HEIGHTS))
+    empties = b"".join(trees.empty_root(height) for height in range(_HEIGHTS))
     empty = np.frombuffer(empties, dtype=">i4").astype(np.int32)
     return torch.from_numpy(words).to(device), torch.from_numpy(empty.reshape(_HEIGHTS, 8)).to(device)

@@ -394,8 +394,7 @@ class LaunchedSum:
         places = call.places(listed)
 
         def exactly(at: Tensor) -> Tensor:
-            found = torch.tensor([len(at)], device=out.device)
-            self._settle(call, read, out, found, listed[at], None, 0)
+            self._settle(call, read, out, torch.tensor([len(at)], device=out.device), listed[at], None, 0)
             return out.view(-1)[places[at]]
 
         counts.elements += out.numel()

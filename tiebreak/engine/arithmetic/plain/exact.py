@@ -167,8 +167,7 @@ class KeyReader:
         position = torch.arange(begin, end, dtype=torch.int64, device=elements.device)
         inside = position < self.sources[key][:, None]
         place = torch.where(inside, self.first[key][:, None] + position, 0)
-        found = self.rows[place, (elements - key * width)[:, None]].to(torch.float64)
-        return torch.where(inside, found, 0.0)
+        return torch.where(inside, self.rows[place, (elements - key * width)[:, None]].to(torch.float64), 0.0)
 
 
 TermReader = ElementReader | KeyReader

@@ -62,8 +62,7 @@ def _plus_zero(function: Callable[..., Tensor]) -> Function:
 
 def _floordiv(a: Tensor, b: Tensor) -> Tensor:
     # Division by 0, and of -2^63 by -1, traps on CPUs, so neither reaches the hardware.
-    safe = torch.where((b == 0) | (b == -1), 1, b)
-    quotient = torch.div(a, safe, rounding_mode="floor")
+    quotient = torch.div(a, torch.where((b == 0) | (b == -1), 1, b), rounding_mode="floor")
     quotient = torch.where(b == -1, a.neg(), quotient)
     return torch.where(b == 0, 0, quotient)
 
@@ -77,8 +76,7 @@ def _f32_to_i64(x: Sequence[Tensor], out: Tensor) -> None:
     # In C++ a cast of NaN, or of a value that does not fit, is undefined, so only values that fit are cast.
     value = x[0]
     limit = torch.full((), 2.0**63, dtype=torch.float32, device=value.device)
-    fits = value.abs() < limit
-    out.copy_(torch.where(fits, value, 0.0).to(torch.int64))
+    out.copy_(torch.where(value.abs() < limit, value, 0.0).to(torch.int64))
     out.masked_fill_(value >= limit, _I64_MAX)
     out.masked_fill_(value <= -limit, _I64_MIN)
 

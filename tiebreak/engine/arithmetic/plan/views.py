@@ -132,8 +132,7 @@ def read_rows(
         reach = (end - begin - 1) * strides[0]
         windows = flat.as_strided((flat.numel() - reach, end - begin), (1, strides[0]), flat.storage_offset())
         return windows.index_select(0, starts + begin * strides[0])
-    positions = torch.arange(begin, end, dtype=torch.int64, device=base.device)
-    inner = offsets(positions, sizes, strides, 0)
+    inner = offsets(torch.arange(begin, end, dtype=torch.int64, device=base.device), sizes, strides, 0)
     return flat.take(starts[:, None] + inner[None, :])
 
 

@@ -45,8 +45,7 @@ def _common_bits(c: Context, x: Ref, y: Ref) -> Ref:
     if not is_signed:
         return found
     zero = b.i64(0)
-    negative = b.both(*(b.lt(v, zero) for v in (x, y)))
-    return b.where(negative, b.add(found, b.i64(-1 << count)), found)
+    return b.where(b.both(*(b.lt(v, zero) for v in (x, y))), b.add(found, b.i64(-1 << count)), found)
 
 
 @lowers("bitwise_and.Tensor", "bitwise_and.Scalar", "logical_and.default", function=MapFunction.AND)
@@ -68,9 +67,7 @@ def bitwise(c: Context, x: Ref | Scalar, y: Ref | Scalar, *, function: MapFuncti
 @lowers("bitwise_not.default", "logical_not.default")
 def bitwise_not(c: Context, x: Ref) -> Ref:
     """The negation of bools; -1 - x of integers."""
-    if c.dtype == DType.BOOL:
-        return c.b.map(MapFunction.NOT, c.ref(x))
-    return c.b.sub(c.b.i64(-1), c.ref(x))
+    return c.b.map(MapFunction.NOT, c.ref(x)) if c.dtype == DType.BOOL else c.b.sub(c.b.i64(-1), c.ref(x))
 
 
 _KINDS = ("Tensor", "Tensor_Scalar", "Scalar_Tensor")
@@ -151,8 +148,7 @@ def _rest(c: Context, x: Ref, quotient: Ref, y: Ref) -> Ref:
     """x - quotient * y, rounded once."""
     b = c.b
     left = b.cat([x.unsqueeze(-1), quotient.unsqueeze(-1)], -1)
-    right = b.cat([b.full((*x.shape, 1), 1.0), b.neg(y).unsqueeze(-1)], -1)
-    return b.dot(left, right, [-1])
+    return b.dot(left, b.cat([b.full((*x.shape, 1), 1.0), b.neg(y).unsqueeze(-1)], -1), [-1])
 
 
 def _floored(c: Context, x: Ref, y: Ref) -> Ref:
@@ -160,8 +156,7 @@ def _floored(c: Context, x: Ref, y: Ref) -> Ref:
     b = c.b
     ratio = b.div(x, y)
     whole = floor(c, ratio, up=False)
-    beyond = _opposite(c, _rest(c, x, whole, y), y)
-    whole = b.where(beyond, b.sub(whole, b.const(1.0)), whole)
+    whole = b.where(_opposite(c, _rest(c, x, whole, y), y), b.sub(whole, b.const(1.0)), whole)
     far = b.where(_opposite(c, x, y), b.const(-1.0), b.const(0.0))
     found = b.add(b.where(isinf(c, y), far, whole), b.sub(x, x))  # NaN of an infinity
     return b.where(b.eq(y, b.const(0.0)), ratio, found)
@@ -170,8 +165,7 @@ def _floored(c: Context, x: Ref, y: Ref) -> Ref:
 def _remainder(c: Context, x: Ref, quotient: Ref, y: Ref, far: Ref) -> Ref:
     """x - quotient * y, or NaN where the quotient is 2^24 or more. far: the result for an infinite y."""
     b = c.b
-    small = b.lt(b.abs(quotient), b.const(_WHOLE))
-    found = b.where(small, _rest(c, x, quotient, y), b.const(math.nan))
+    found = b.where(b.lt(b.abs(quotient), b.const(_WHOLE)), _rest(c, x, quotient, y), b.const(math.nan))
     return b.where(isinf(c, y), b.add(far, b.sub(x, x)), found)
 
 
@@ -226,11 +220,9 @@ def atan2(c: Context, y: Ref, x: Ref) -> Ref:
     up, across = (b.where(vast, b.where(b.eq(size, infinity), one, zero), size) for size in (up, across))
     steep = b.lt(across, up)
     smaller, greater = b.map(MapFunction.MIN, up, across), b.map(MapFunction.MAX, up, across)
-    nowhere = b.eq(greater, zero)
-    found = _first_octant(b, b.where(nowhere, zero, b.div(smaller, greater)))
+    found = _first_octant(b, b.where(b.eq(greater, zero), zero, b.div(smaller, greater)))
     found = b.where(steep, _from_right_angles(b, 1, found), found)
-    left = b.lt(x, zero)
-    return b.signed(b.where(left, _from_right_angles(b, 2, found), found), y)
+    return b.signed(b.where(b.lt(x, zero), _from_right_angles(b, 2, found), found), y)
 
 
 def _asin_of(b: Builder, size: Ref) -> tuple[Ref, Ref, Ref]:
@@ -271,8 +263,7 @@ def asinh(c: Context, x: Ref) -> Ref:
     square = b.mul(size, size)
     root = b.map(MapFunction.SQRT, b.add(square, one))
     near = log1p(c, b.add(size, b.div(square, b.add(one, root))))
-    far = b.lt(b.const(_LARGE), size)
-    return b.signed(b.where(far, _log_of_twice(b, size), near), x)
+    return b.signed(b.where(b.lt(b.const(_LARGE), size), _log_of_twice(b, size), near), x)
 
 
 @lowers("acosh.default")
@@ -290,8 +281,7 @@ def atanh(c: Context, x: Ref) -> Ref:
     """log1p(2x / (1 - x)) / 2, with the sign put back."""
     b, x = c.b, c.ref(x)
     size = b.abs(x)
-    ratio = b.div(b.add(size, size), b.sub(b.const(1.0), size))
-    return b.signed(b.scale(log1p(c, ratio), 0.5), x)
+    return b.signed(b.scale(log1p(c, b.div(b.add(size, size), b.sub(b.const(1.0), size))), 0.5), x)
 
 
 _LGAMMA = (0.4227843350065366, 0.32246703468845367, -0.06735228224902842, 0.020580734398536842, -0.007386158630367144,

@@ -7,9 +7,8 @@ group. Rows behind the last end belong to none, and give zeros. torch's own deco
 
 from typing import Any, Final
 
+from tiebreak.engine.lowering import elementwise, indexing
 from tiebreak.engine.lowering.builder import Builder, Ref
-from tiebreak.engine.lowering.elementwise import round_
-from tiebreak.engine.lowering.indexing import gather
 from tiebreak.engine.lowering.registry import Context, lowers
 from tiebreak.protocol.program.isa import DType, MapFunction
 
@@ -19,7 +18,7 @@ _LEAST_SCALE: Final = 6.1e-5
 
 def _quantized(c: Context, x: Ref, scale: Ref, zero: Ref, low: int, high: int) -> tuple[Ref, Ref]:
     b = c.b
-    level = b.add(round_(c, b.mul(x, b.div(b.const(1.0), scale))), zero)
+    level = b.add(elementwise.round_(c, b.mul(x, b.div(b.const(1.0), scale))), zero)
     kept = b.clamp(level, float(low), float(high))
     return b.mul(b.sub(kept, zero), scale), b.eq(kept, level)
 
@@ -97,14 +96,13 @@ def _levels(c: Context, least: Ref, greatest: Ref, low: int, high: int, *, symme
     nearer = b.lt(b.add(b.const(float(abs(low))), below), b.sub(b.const(float(abs(high))), above))
     zero = b.where(nearer, from_low, from_high)
     zero = b.where(both, b.const((low + high) / 2), zero) if symmetric else zero
-    zero = round_(c, b.clamp(zero, float(low), float(high)))
+    zero = elementwise.round_(c, b.clamp(zero, float(low), float(high)))
     return b.map(MapFunction.MAX, scale, b.const(_LEAST_SCALE)), zero
 
 
 def _groups(c: Context, ends: Ref, rows: int) -> Ref:
     """The group of each row, i64 (rows,): the number of groups that end before it."""
-    ended = c.b.le(ends, c.b.iota((rows,), (1,)).unsqueeze(-1))
-    return c.b.sum(c.b.cast(ended, DType.I64), [-1])
+    return c.b.sum(c.b.cast(c.b.le(ends, c.b.iota((rows,), (1,)).unsqueeze(-1)), DType.I64), [-1])
 
 
 def _rows_times_matrices(c: Context, x: Ref, weight: Ref, ends: Ref) -> Ref:
@@ -114,13 +112,12 @@ def _rows_times_matrices(c: Context, x: Ref, weight: Ref, ends: Ref) -> Ref:
     last = b.i64(count - 1)
     products = b.einsum("sk,gkn->sng|k", x, weight)
     index = b.map(MapFunction.MIN, group, last).expand(products.shape[:2]).unsqueeze(-1)
-    return b.where(b.le(group, last), gather(c, products, -1, index).squeeze([-1]), b.const(0.0))
+    return b.where(b.le(group, last), indexing.gather(c, products, -1, index).squeeze([-1]), b.const(0.0))
 
 
 def _sums_by_group(c: Context, x: Ref, y: Ref, ends: Ref) -> Ref:
     """The sums of x (K, S) times y (S, N) over the rows s of each group, (G, K, N)."""
-    group = _groups(c, ends, y.shape[0])
-    own = c.b.eq(group, c.b.iota(ends.shape, (1,)).unsqueeze(-1))
+    own = c.b.eq(_groups(c, ends, y.shape[0]), c.b.iota(ends.shape, (1,)).unsqueeze(-1))
     return c.b.einsum("gks,sn->gkn|s", c.b.where(own.unsqueeze(1), x, c.b.const(0.0)), y)
 
 
@@ -157,8 +154,7 @@ class _Hinges:
         ends = b.where(b.eq(labels, b.i64(-1)), b.sub(size, place), zero)
         is_label = b.lt(place, b.sub(size, b.max(ends, [1], keepdim=True)))
         self.labels = b.where(is_label, labels, zero)
-        same = b.eq(self.labels.unsqueeze(2), place)
-        hits = b.cast(b.both(same, is_label.unsqueeze(2)), DType.I64)
+        hits = b.cast(b.both(b.eq(self.labels.unsqueeze(2), place), is_label.unsqueeze(2)), DType.I64)
         self.is_target = b.cast(b.max(hits, [1]), DType.BOOL)
         own = b.gather(self.rows, self.labels, self.rows.strides[1], self.classes, (self.rows.strides[0], 0))
         hinge = b.add(b.sub(b.const(1.0), own).unsqueeze(2), self.rows.unsqueeze(1))

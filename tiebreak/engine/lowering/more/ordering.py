@@ -6,9 +6,8 @@ equal, and NaN counts as the greatest number, infinity.
 
 from math import inf, prod
 
+from tiebreak.engine.lowering import indexing, reductions
 from tiebreak.engine.lowering.builder import Ref, Scalar
-from tiebreak.engine.lowering.indexing import gather
-from tiebreak.engine.lowering.reductions import backwards, ordered
 from tiebreak.engine.lowering.registry import MAX_COMPARISONS, Context, lowers
 from tiebreak.protocol.program.isa import DType, MapFunction, ReduceFunction
 
@@ -18,10 +17,10 @@ MAX_ROUNDS = 16
 
 def _keys(c: Context, x: Ref, *, descending: bool) -> Ref:
     """Sort keys of x: the element with the greatest key comes first."""
-    x = ordered(c, x)
+    x = reductions.ordered(c, x)
     if x.dtype == DType.F32:
         x = c.b.where(c.b.ne(x, x), c.b.const(inf), x)
-    return x if descending else backwards(c, x)
+    return x if descending else reductions.backwards(c, x)
 
 
 def _ranks(c: Context, keys: Ref) -> Ref:
@@ -34,10 +33,8 @@ def _ranks(c: Context, keys: Ref) -> Ref:
         )
     mine, other = keys.unsqueeze(-1), keys.unsqueeze(-2)
     place = b.iota((keys.shape[-1],), (1,))
-    left = b.lt(place, place.unsqueeze(-1))
-    equal = b.both(left, b.eq(mine, other))
-    before = b.either(equal, b.lt(mine, other))
-    return b.sum(b.cast(before, DType.I64), [-1])
+    equal = b.both(b.lt(place, place.unsqueeze(-1)), b.eq(mine, other))
+    return b.sum(b.cast(b.either(equal, b.lt(mine, other)), DType.I64), [-1])
 
 
 def _first(c: Context, holds: Ref) -> Ref:
@@ -55,8 +52,7 @@ def _by_rounds(c: Context, keys: Ref, count: int) -> Ref:
         others = b.ne(found[-1], b.iota((n,), (1,)))
         left = others if left is None else b.both(left, others)
         greatest = b.max(b.where(left, keys, least), [-1], keepdim=True)
-        hits = b.both(left, b.eq(keys, greatest))
-        found.append(_first(c, hits).unsqueeze(-1))
+        found.append(_first(c, b.both(left, b.eq(keys, greatest))).unsqueeze(-1))
     return b.cat(found, -1)
 
 
@@ -73,7 +69,7 @@ def _order(c: Context, x: Ref, d: int, places: range, *, descending: bool) -> tu
         wanted = c.b.iota((len(places),), (1,), places.start).unsqueeze(-1)
         index = _first(c, c.b.eq(_ranks(c, keys).unsqueeze(-2), wanted))
     index = index.unpermute(dims)
-    return gather(c, x, d, index), index
+    return indexing.gather(c, x, d, index), index
 
 
 @lowers("topk.default")

@@ -15,7 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tiebreak.engine.capture.task import AdamW, Batch, Rows, Task
+from tiebreak.engine.capture.examples import Batch, Rows
+from tiebreak.engine.capture.task import Task
+from tiebreak.engine.optimizers.settings import AdamW
 from tiebreak.protocol.numbers.philox import key_of, philox4x32
 
 SIDE: Final = 8
