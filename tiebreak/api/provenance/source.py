@@ -29,7 +29,7 @@ class FormatSource:
     pending: Mapping[str, bytes] = field(default_factory=dict)
 
     def fields(self) -> dict[str, Any]:
-        """What templates name (`filling`): the fields of the predicate, those that it lacks empty, and a few more."""
+        """The fields that templates name (`filling`): those of the predicate, empty if it lacks them, and a few more."""
         document = self.signed.certificate.document()
         return {
             "adapter": {}, "sizes": {}, "settlement": {}, "audits": [], **document["predicate"],
