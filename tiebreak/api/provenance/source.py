@@ -29,7 +29,7 @@ class FormatSource:
     pending: Mapping[str, bytes] = field(default_factory=dict)
 
     def fields(self) -> dict[str, Any]:
-        """The names in templates (`filling`): fields of the predicate, those that it lacks empty, and a few more."""
+        """The fields that templates name (`filling`): the predicate's, empty if it lacks them, and a few more."""
         document = self.signed.certificate.document()
         return {
             "adapter": {}, "sizes": {}, "settlement": {}, "audits": [], **document["predicate"],
