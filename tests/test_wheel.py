@@ -102,6 +102,9 @@ def test_installed_wheel_runs_a_job_from_capture_to_dispute(installed: Installed
     keys = ["--client", "client.pem", "--trainer", "trainer.pem"]
     assert "exact, 32 bits" in installed.tiebreak("agree", "captured", *keys, "-o", "run")
     assert "run root" in installed.tiebreak("train", "run", "--key", "trainer.pem")
+    installed.tiebreak("weights", "run", "-o", "w.safetensors")
+    certify = ["certify", "run", "--weights", "w.safetensors", "--key", "trainer.pem", "-o", "c.json"]
+    assert "tiebreak.spdx.json" in installed.tiebreak(*certify, "--for", "dossier,cyclonedx,spdx")
     assert "agrees: 3 checkpoints, 7 steps" in installed.tiebreak("audit", "run", "-o", "replay")
     assert "nothing to dispute" in installed.tiebreak("dispute", "run", "replay", code=4)
     assert "exact: " in installed.tiebreak("doctor", "--device", "cpu")

@@ -137,6 +137,9 @@ def test_spdx_relates_the_model_to_data_base_and_training(source: FormatSource, 
     assert ("descendantOf" in found) == (made.adapter is not None or bool(answers))
     assert ("hasDeclaredLicense" in found) == (answers is ANSWERS), "no id of SPDX, no licence"
     assert found["about"].statement == source.about.carried()
+    assert {one for one in found.values() if one not in found["bom"].element} == {
+        found[name] for name in ("document", "bom", "about")
+    }
 
 
 @pytest.mark.parametrize("name", ["cyclonedx", "spdx"])

@@ -17,6 +17,7 @@ from tiebreak.api.certification import folders
 from tiebreak.api.certification.certificates import read_certificate
 from tiebreak.api.certification.issuance import sizes_of
 from tiebreak.api.provenance.about import FIELDS, About
+from tiebreak.api.provenance.filling import template
 from tiebreak.api.training.reading import open_directory
 from tiebreak.cli.key import load_key
 from tiebreak.protocol.commitments.dsse import Envelope
@@ -184,7 +185,8 @@ def test_answers_are_data_in_the_header_of_a_card_and_take_the_place_of_older_on
         ('license = "a b"', "about, license"), ("license = 3", "about, license"), ('license = ""', "about, license"),
         ('tags = "one"', "about, tags: expected a list"), ("tags = []", "about, tags"), ("tags = [1]", "about, tags"),
         ('purpose = ["one"]', "about, purpose: expected text"), ('name = "a\\u202eb"', "about, name"),
-        (f'name = "{"x" * 2001}"', "about, name"), ('base_model = "../model"', "about, base_model"),
+        (f'name = "{"x" * 2001}"', "about, name"), (template("about.toml"), "and not the question"),
+        ('base_model = "../model"', "about, base_model"),
         ('licence = "mit"', "expected fields among name, version"), ("name =", "expected TOML"),
         ("name = 1979-05-27", "about, name"), ("\ud800", "expected TOML"),
     ],

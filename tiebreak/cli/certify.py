@@ -47,7 +47,7 @@ def _formats(_: click.Context, __: click.Parameter, value: str | None) -> list[s
 @click.option("--certificate-chain", "chain", type=opt.FILE, help="With --for model-signing: X.509 certificates in "
               "PEM that name your P-256 key (`tiebreak key FILE --public`), leaf first, to go into it.")  # fmt: skip
 @click.option("--about", type=opt.FILE, help="TOML file with what no run shows (license, datasets, limits, ...), for "
-              "the formats that have a place for it; which fields there are: docs/certificates.md.")  # fmt: skip
+              "the formats that have a place for it; fields, and a file to fill in: docs/certificates.md.")  # fmt: skip
 @opt.json_option
 def certify(
     run: Path, weights: Path, key: Path | None, output: Path, rpc: str | None, from_block: int, as_json: bool,

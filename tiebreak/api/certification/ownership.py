@@ -10,16 +10,8 @@ from struct import pack
 import torch
 from torch import Tensor
 
-from tiebreak.api.certification import certificates
-from tiebreak.api.certification.claims import (
-    ANSWER,
-    CHANGES,
-    PAYLOAD_TYPE,
-    OwnershipChallenge,
-    OwnershipClaim,
-    opened,
-    require_exact,
-)
+from tiebreak.api.certification import certificates, claims
+from tiebreak.api.certification.claims import OwnershipChallenge, OwnershipClaim
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.interpreters import make_interpreter
 from tiebreak.engine.capture.state import MODEL
@@ -54,7 +46,7 @@ def claim(run: RunDirectory, folder: Path) -> OwnershipClaim:
 
     Each state is checked against its record. Raises `StateError` if one was not kept.
     """
-    require_exact(run)
+    claims.require_exact(run)
     records, head = signed_records(run)
     ends = [0, *(record.step for record in records)]
     if missing := sorted(set(ends) - set(kept_steps(run, len(records)))):
@@ -74,7 +66,7 @@ def claim(run: RunDirectory, folder: Path) -> OwnershipClaim:
             made.add(name)
     write_file(folder / run_files.HEADS / run_files.head_name(head.head.count), head.encode())
     write_file(folder / run_files.RECORDS, b"".join(record.encode() for record in records))
-    write_file(folder / CHANGES, pack(f"<{len(changes)}f", *changes))
+    write_file(folder / claims.CHANGES, pack(f"<{len(changes)}f", *changes))
     for name in (run_files.PROGRAM, run_files.JOB):
         _copy(run.path / name, folder / name)
     return OwnershipClaim.read(folder)
@@ -90,13 +82,13 @@ def answer(run: RunDirectory, made: OwnershipClaim, challenge: OwnershipChalleng
             f"expected the key of trainer 0x{run.job.trainer.hex()} or client 0x{run.job.client.hex()}, got "
             f"0x{key.address.hex()}"
         )
-    shown, folder = opened(made, challenge), made.run.path
+    shown, folder = claims.opened(made, challenge), made.run.path
     with Folder(folder, run_files.STATES, to_write=True) as states:
         for step in shown:  # whole, since the initial state is perhaps not among them
             write_tensors(states, run_files.state_name(step), run.state(step, narrow=True), narrow=True)
     _copy(run.path / run_files.DATA, folder / run_files.DATA)
-    signed = sign(Envelope(payload=Payload(kind=PAYLOAD_TYPE, data=challenge.encode())), key)
-    write_file(folder / ANSWER, signed.encode())
+    signed = sign(Envelope(payload=Payload(kind=claims.PAYLOAD_TYPE, data=challenge.encode())), key)
+    write_file(folder / claims.ANSWER, signed.encode())
     return shown
 
 
@@ -150,10 +142,10 @@ def check(
 
 
 def _signer(made: OwnershipClaim, challenge: OwnershipChallenge) -> Address:
-    path, job = made.run.path / ANSWER, made.run.job
+    path, job = made.run.path / claims.ANSWER, made.run.job
     with made.run.folder() as folder:
-        envelope = Envelope.decode(folder.read(ANSWER, MAX_ENVELOPE_BYTES))
-    payload = Payload(kind=PAYLOAD_TYPE, data=challenge.encode())
+        envelope = Envelope.decode(folder.read(claims.ANSWER, MAX_ENVELOPE_BYTES))
+    payload = Payload(kind=claims.PAYLOAD_TYPE, data=challenge.encode())
     if envelope.payload != payload:
         raise VerificationError(f"{path}: expected an answer to the challenge of this check, got one to another")
     for key_id, signature in envelope.signatures:

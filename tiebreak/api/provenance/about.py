@@ -1,7 +1,7 @@
 """Reads what no run shows of a model, and other formats ask for, so that a person has to declare it.
 
-The answers are in a TOML file, by the names of `FIELDS`. Files that are made with them carry them along, as
-JSON (`carried`), so that a reader can make the file again.
+The answers are in a TOML file, by the names of `FIELDS`: a copy of `templates/about.toml`, which asks the questions.
+Files that are made with them carry them along, as JSON (`carried`), so that a reader can make the file again.
 """
 
 import json
@@ -12,6 +12,7 @@ from pathlib import Path
 from re import ASCII, fullmatch
 from typing import Any, Final, Self
 
+from tiebreak.api.provenance.filling import template
 from tiebreak.engine.data.disk import read_file
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, own_file
 from tiebreak.protocol.strict_json import JsonObject
@@ -34,32 +35,12 @@ class AboutField:
 
 
 _ID: Final = r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}"
+_PATTERNS: Final = {
+    "base_model": HUB_ID, "datasets": HUB_ID, "license": _ID, "language": _ID, "pipeline_tag": _ID,
+}  # fmt: skip
 FIELDS: Final = {
-    "name": AboutField(question="Name of the model"),
-    "version": AboutField(question="Version of the model"),
-    "provider": AboutField(question="Person or company that provides the model"),
-    "contact": AboutField(question="Address for questions about the model"),
-    "base_model": AboutField(question="The base's id on the Hub", pattern=HUB_ID),
-    "license": AboutField(question="Licence of the model, by its SPDX id", pattern=_ID),
-    "datasets": AboutField(question="Ids of the datasets on the Hub", many=True, pattern=HUB_ID),
-    "language": AboutField(question="Languages of the model, by their ISO 639 codes", many=True, pattern=_ID),
-    "tags": AboutField(question="Words by which the Hub finds the model", many=True),
-    "pipeline_tag": AboutField(question="The Hub's name of the task", pattern=_ID),
-    "purpose": AboutField(question="Tasks that the model is meant for, and systems that it is meant to be part of"),
-    "excluded_uses": AboutField(question="Uses that it is not meant for, and the policy of acceptable use"),
-    "distribution": AboutField(question="When and how the model is handed out"),
-    "architecture": AboutField(question="Architecture, and form of inputs and outputs"),
-    "design": AboutField(question="Why it is trained in this way, and for which aim"),
-    "data_source": AboutField(question="Where the data come from, and how they were collected and chosen"),
-    "data_rights": AboutField(question="Rights to the data, and how reservations of rights are respected"),
-    "data_preparation": AboutField(question="How the data were cleaned and labelled, and biases looked for"),
-    "personal_data": AboutField(question="Personal data in the data, and on what ground"),
-    "machines": AboutField(question="Machines of the training, and their hours"),
-    "period": AboutField(question="When the training began and ended, and who vouches for that"),
-    "energy": AboutField(question="Energy that the training took, and how it was measured or estimated"),
-    "evaluation": AboutField(question="Evaluations, with their results, and tests by adversaries"),
-    "limits": AboutField(question="Known limits and risks, and what was done about them"),
-    "oversight": AboutField(question="How people oversee the model in use"),
+    name: AboutField(question="".join(asked), many=isinstance(asked, list), pattern=_PATTERNS.get(name, ".+"))
+    for name, asked in tomllib.loads(template("about.toml")).items()
 }
 """The questions to a person, by the names in the TOML file."""
 
@@ -114,11 +95,12 @@ def _checked(found: Mapping[str, Any]) -> dict[str, str | list[str]]:
             raise EncodingError(f"about: expected fields among {', '.join(FIELDS)}, got {name[:80]!r}")
         known = FIELDS[name]
         items: list[Any] = value if isinstance(value, list) else [value]
-        fits = all(_is_line(one) and fullmatch(known.pattern, one, ASCII) for one in items)
+        fits = all(_is_line(one) and one != known.question and fullmatch(known.pattern, one, ASCII) for one in items)
         if not 0 < len(items) <= MAX_LIST or not fits or known.many != isinstance(value, list):
             kind = "a list of up to 100 texts" if known.many else "text"
             raise EncodingError(
-                f"about, {name}: expected {kind} ({known.question}), printable and of one line, got {str(value)[:80]!r}"
+                f"about, {name}: expected {kind} ({known.question}), printable, of one line and not the question, got "
+                f"{str(value)[:80]!r}"
             )
     return dict(found)
 

@@ -49,7 +49,7 @@ from typing import Final
 
 from tiebreak.api.certification import folders
 from tiebreak.api.certification.certificates import SignedCertificate
-from tiebreak.api.provenance import bills, cards, dossier, in_toto, model_signatures, receipts, slsa
+from tiebreak.api.provenance import bills, cards, dossier, model_signatures, receipts, statements
 from tiebreak.api.provenance.source import CertificateFormat, FormatSource
 from tiebreak.engine.data.disk import read_file, write_file
 from tiebreak.protocol.errors import ConfigurationError, VerificationError
@@ -115,10 +115,12 @@ FORMATS: Final = {
     "hub": CertificateFormat(
         file=CARD, signer="nobody (its marked section)", make=cards.card, again=cards.card_again, asks=cards.HEADER
     ),
-    "slsa": CertificateFormat(file=folders.SLSA, signer="the trainer", make=slsa.slsa, again=slsa.slsa_again),
+    "slsa": CertificateFormat(
+        file=folders.SLSA, signer="the trainer", make=statements.slsa, again=statements.slsa_again
+    ),
     "in-toto": CertificateFormat(
-        file=folders.IN_TOTO, signer=COSIGNER, make=in_toto.training_run, again=in_toto.training_run_again,
-        says=in_toto.training_run_says,
+        file=folders.IN_TOTO, signer=COSIGNER, make=statements.training_run, again=statements.training_run_again,
+        says=statements.training_run_says,
     ),
     "model-signing": CertificateFormat(
         file=folders.MODEL_SIGNATURE, signer=COSIGNER, make=model_signatures.model_signature,

@@ -11,8 +11,8 @@ from hashlib import sha256
 from typing import Final
 
 from tiebreak.api.certification import folders
-from tiebreak.api.provenance.envelopes import checked_again, one_signature, payload_with, signed_envelope
 from tiebreak.api.provenance.source import FormatSource
+from tiebreak.api.provenance.statements import checked_again, one_signature, payload_with, signed_envelope
 from tiebreak.api.provenance.x509_chains import identity
 from tiebreak.protocol.commitments.dsse import Envelope, Payload, base64, from_base64
 from tiebreak.protocol.commitments.statement import is_list

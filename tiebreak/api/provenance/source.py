@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tiebreak.api.certification.certificates import SignedCertificate
 from tiebreak.api.provenance.about import About
@@ -26,6 +27,15 @@ class FormatSource:
     about: About = field(default_factory=About)
     chain: tuple[bytes, ...] = ()
     pending: Mapping[str, bytes] = field(default_factory=dict)
+
+    def fields(self) -> dict[str, Any]:
+        """The fields that templates name (`filling`): those of the predicate, empty if it lacks them, and a few more."""
+        document = self.signed.certificate.document()
+        return {
+            "adapter": {}, "sizes": {}, "settlement": {}, "audits": [], **document["predicate"],
+            "subject": document["subject"], "digest": self.signed.certificate.payload.digest.hex(),
+            "signatures": self.signed.signatures,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
