@@ -14,18 +14,19 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from math import inf
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from tiebreak.node.hub_connection import HubAway, HubClientStopped, HubConnection, Pause
 from tiebreak.node.pieces import FileSlice, good_bytes, pieces_of, write_at
 from tiebreak.protocol.commitments import blobs, keys
 from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, check_piece, check_pieces, piece_count
-from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.eip712 import ADDRESS_BYTES, Address, Domain
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, StateError, TiebreakError, VerificationError
 from tiebreak.protocol.hashing import DIGEST_BYTES
 from tiebreak.protocol.packing import Fields, unpack
 from tiebreak.protocol.parties.posts import Body, Post, PostKind, Received, ReceivedPost, SignedPost
+from tiebreak.protocol.strict_json import JsonObject
 from tiebreak.protocol.tags import Digest
 
 MAX_ANSWER_BYTES: Final = 16 << 20
@@ -127,12 +128,9 @@ class HubClient:
 
         def once() -> Received:
             found = self._json("POST", "/posts", wire)
-            try:
-                received = Received(content=content, place=found["place"], at=found["at"])
-                signature = bytes.fromhex(str(found["signature"]).removeprefix("0x"))
-            except (KeyError, TypeError, ValueError) as error:
-                raise VerificationError(f"expected place, at and signature, got {str(found)[:80]}") from error
-            keys.verify(received.digest(self._domain), signature, self.hub)
+            place, at = (found.integer(name, 0, (1 << 64) - 1) for name in ("place", "at"))
+            received = Received(content=content, place=place, at=at)
+            keys.verify(received.digest(self._domain), found.data("signature", keys.SIGNATURE_BYTES), self.hub)
             return received
 
         return self._again(once)
@@ -252,20 +250,14 @@ class HubClient:
 
     def _ask_key(self) -> Address:
         found = self._json("GET", "/key")
-        try:
-            address = bytes.fromhex(str(found["address"]).removeprefix("0x"))
-            contract = bytes.fromhex(str(found["contract"]).removeprefix("0x"))
-            domain = Domain(chain_id=int(str(found["chainId"])), contract=Address(contract))
-        except (KeyError, TypeError, ValueError) as error:
-            raise VerificationError(f"expected a hub's key, got {str(found)[:80]}") from error
+        address, contract = (Address(found.data(name, ADDRESS_BYTES)) for name in ("address", "contract"))
+        domain = Domain(chain_id=int(found.text("chainId", "[0-9]{1,78}", "digits")), contract=contract)
         if domain != self._domain:
             raise ConfigurationError(
                 f"expected a hub for chain {self._domain.chain_id}, contract 0x{self._domain.contract.hex()}, got one "
                 f"for chain {domain.chain_id}, contract 0x{domain.contract.hex()}"
             )
-        if len(address) != 20:
-            raise VerificationError(f"expected an address of 20 bytes, got {len(address)}")
-        return Address(address)
+        return address
 
     # ------------------------------------------------------------------ blobs
 
@@ -284,15 +276,15 @@ class HubClient:
                 self._ask("HEAD", where)
                 return root
             try:
-                held = self._json("PUT", f"{where}/pieces?size={size}", b"".join(digests)).get("held")
-                if type(held) is not int or not 0 <= held <= size or (held % PIECE_BYTES and held != size):
-                    raise VerificationError(f"expected how much of {size} bytes the hub holds, got {held!r:.80}")
+                held = self._json("PUT", f"{where}/pieces?size={size}", b"".join(digests)).integer("held", 0, size)
+                if held % PIECE_BYTES and held != size:
+                    raise VerificationError(f"expected whole pieces of {size} bytes, got {held} bytes")
                 found = self._json("PUT", f"{where}?offset={held}", FileSlice(file, held, size))
             except HubRefused as error:
                 if error.status != 409:
                     raise
                 raise _Away("it holds less than it said") from error
-            if found.get("held") != size:
+            if found.integer("held", 0, size) != size:
                 raise _Away("the upload ended early")
             return root
 
@@ -413,15 +405,8 @@ class HubClient:
             raise HubRefused(response.status, _reason(b"".join(parts)))
         return b"".join(parts)
 
-    def _json(self, method: str, path: str, body: bytes | FileSlice | None = None) -> dict[str, Any]:
-        data = self._ask(method, path, body, limit=1 << 16)
-        try:
-            found = json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise VerificationError(f"expected JSON, got {data[:80]!r}") from error
-        if not isinstance(found, dict):
-            raise VerificationError(f"expected an object, got {data[:80]!r}")
-        return found
+    def _json(self, method: str, path: str, body: bytes | FileSlice | None = None) -> JsonObject:
+        return JsonObject.parse("answer", self._ask(method, path, body, limit=1 << 16), 1)
 
 
 _OURS: Final = frozenset({2, 13, 20, 21, 27, 28, 30, 122})

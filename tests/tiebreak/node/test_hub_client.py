@@ -290,7 +290,8 @@ def test_damaged_hub_answers_are_verified_or_requested_again(
     """Every answer of a true hub, with random damage: it is believed or asked for again, and nothing else happens."""
     monkeypatch.setattr(connection_module, "FIRST_PAUSE", 0.0)
     rng, true = Random(36), receipt(OFFER, 3)
-    named = {"address": f"0x{HUB.address.hex()}", "chainId": str(DOMAIN.chain_id), "contract": DOMAIN.contract.hex()}
+    named = {"address": f"0x{HUB.address.hex()}", "contract": f"0x{DOMAIN.contract.hex()}"}
+    named["chainId"] = str(DOMAIN.chain_id)
     bodies = {
         b"POST": answer(as_json(true)),
         b"/posts": answer(page(true)),
