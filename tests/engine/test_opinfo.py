@@ -194,7 +194,9 @@ def check(ops: Iterable[Any], dtype: torch.dtype = torch.float32) -> Counter[str
 
 
 @pytest.mark.parametrize(
-    ("names", "dtype"), [(FEW, torch.float32), (("isinf", "nn.functional.max_pool2d"), torch.int64)], ids=str
+    ("names", "dtype"),
+    [pytest.param(FEW, torch.float32, marks=pytest.mark.slow), (("isinf", "nn.functional.max_pool2d"), torch.int64)],
+    ids=str,
 )
 def test_selected_opinfo_operators_are_right(names: tuple[str, ...], dtype: torch.dtype, cases: CaseCounter) -> None:
     counts = check((op for op in operators() if full_name(op) in names), dtype)

@@ -195,6 +195,7 @@ def test_a_wrong_rule_is_found_when_the_whole_model_is_checked(monkeypatch: pyte
         tasks.capture(WRONG["one other way"][0](), check="slice")
 
 
+@pytest.mark.slow
 def test_a_wrong_rule_is_found_in_the_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(RULES, "tanh.default", RULES["sin.default"])
     with pytest.raises(ConfigurationError, match="the program is not the model"):

@@ -87,6 +87,7 @@ def everything(model: nn.Module, x: Tensor, y: Tensor, t: Tensor) -> Tensor:
     return total
 
 
+@pytest.mark.slow
 def test_loss_functions_match_pytorch_and_the_integer_reference(cases: CaseCounter) -> None:
     torch.manual_seed(1)
     data = {"x": torch.randn(3, CLASSES), "y": torch.tensor([3, 0, 1]), "t": torch.rand(3, CLASSES) * 0.9 + 0.05}

@@ -66,6 +66,7 @@ def answer(line: socket.socket) -> tuple[int, dict[str, Any]]:
     return response.status, json.loads(response.read())
 
 
+@pytest.mark.slow
 def test_open_uploads_of_strangers_do_not_block_a_blob(hub: Running, tmp_path: Path, cases: Callable[[], None]) -> None:
     """All tries succeed at once, on one root or many, however many uploads strangers hold open on them."""
     with ExitStack() as open_uploads:
