@@ -203,6 +203,7 @@ def test_party_that_ignores_the_rounding_log_loses(chain: EmbeddedChain, leaf: i
 # ---------------------------------------------------------------- logs
 
 
+@pytest.mark.slow
 def test_opened_logs_appear_in_events_and_calldata(chain: EmbeddedChain) -> None:
     """The lie is in a chunk of the scattered sums that stands between two others."""
     job = logged_duel_job(levels=3)

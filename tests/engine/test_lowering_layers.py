@@ -157,6 +157,7 @@ POOLS: dict[str, nn.Module] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_pooling_layers_match_eager_pytorch(cases: CaseCounter) -> None:
     check_modules(POOLS, (1, 4, 3))
     one = {"max": nn.MaxPool1d(2), "mean": nn.AvgPool1d(3, 2, 1), "adaptive": nn.AdaptiveAvgPool1d(3),

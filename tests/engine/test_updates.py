@@ -261,6 +261,7 @@ def seeded() -> Net:
     return Net()
 
 
+@pytest.mark.slow
 def test_a_long_optimizer_recording_reports_progress(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

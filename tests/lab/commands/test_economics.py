@@ -54,6 +54,7 @@ def test_every_figure_has_an_option_with_help(command: Commands) -> None:
         assert limits.what[1:15] in text
 
 
+@pytest.mark.slow
 def test_economics_does_not_import_torch() -> None:
     found = running(["economics", "--preset", "gpt2"])
     assert not (HEAVY - {"numpy"}) & found
