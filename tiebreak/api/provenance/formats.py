@@ -99,7 +99,10 @@ def check(signed: SignedCertificate, model: Path, certificate: Path) -> Iterator
         except VerificationError as error:
             raise type(error)(f"{path}: {error}") from error
         if again is not None and again != data:
-            raise VerificationError(f"{path}: expected what this certificate makes of it as {name}, got another file")
+            raise VerificationError(
+                f"{path}: expected what this certificate makes of it as {name}, got another file: it was changed, or "
+                f"made by another version of tiebreak; `certify --for {name}` makes it again"
+            )
         if again is not None:
             but = ", but for what it declares of the model," if kind.asks else ","
             signed_by = f"signed by {kind.signer}.{kind.says(data)}"
