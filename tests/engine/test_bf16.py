@@ -216,6 +216,7 @@ def test_a_bfloat16_step_matches_eager_pytorch(how: str, monkeypatch: pytest.Mon
     assert share(small(how)) > 0.7  # without the roundings it is FP32's
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", slow_except(["autocast", "held"], "held"))
 def test_weights_held_in_bfloat16_stay_bfloat16_in_the_state(how: str) -> None:
     captured = checked(small(how, optimizer=AdamW(lr=1e-2), average=0.9))

@@ -29,6 +29,7 @@ TILE = 1024
 needs_kernel = pytest.mark.skipif(not NATIVE, reason="needs a C compiler")
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.integers(0, 2**32))
 def test_random_programs_with_chains_match_the_integer_reference(seed: int) -> None:

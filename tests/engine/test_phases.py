@@ -188,6 +188,7 @@ def test_steps_of_several_phases_match_eager_pytorch(case: str) -> None:
     assert_near(*along_torch(task_of(case), CASES[case][3]))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("kept_dtype")
 def test_each_phase_accumulates_over_the_batches_of_the_step() -> None:
     case = "an actor and a critic over one trunk"

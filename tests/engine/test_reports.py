@@ -51,6 +51,7 @@ def plain(model: Any, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(model(x), y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [logs, checks])
 def test_values_read_only_for_reports_do_not_change_the_program(loss: Loss) -> None:
     found = captured(loss)

@@ -451,6 +451,7 @@ FOLLOWING: dict[str, Callable[[Tensor, Tensor], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", slow_except(["settings", "recorded"], "settings"))
 @pytest.mark.parametrize("how", slow_except(FOLLOWING, "assigned"))
 def test_a_teacher_model_that_follows_its_student_is_captured_as_state(how: str, optimizer: str) -> None:

@@ -103,6 +103,7 @@ def test_training_leaves_the_given_module_untouched_until_state_is_loaded(cases:
         cases()
 
 
+@pytest.mark.slow
 def test_equivalent_task_descriptions_train_the_same_bits(cases: Callable[[], None]) -> None:
     expected = tiebreak.reproducible(regression()).run(progress=False).digest()
     given = regression()

@@ -249,6 +249,7 @@ PLACE = re.compile(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_first_difference_of_a_wrong_back_end_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its operands, by the integer reference, give the element that is right; all before it is right."""
@@ -284,6 +285,7 @@ def test_a_wrong_long_sum_lists_only_some_of_its_operands(name: str, monkeypatch
     assert place[7].count("value") <= corpus_runs.SHOWN
 
 
+@pytest.mark.slow
 def test_a_wrong_commit_is_reported_as_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every value is right, and what becomes the state is not."""
     right = Planned.new_state
@@ -302,6 +304,7 @@ def test_a_wrong_commit_is_reported_as_a_commit(monkeypatch: pytest.MonkeyPatch)
     assert (place[1], place[3], place[4]) == ("1", "commit", "5")
 
 
+@pytest.mark.slow
 def test_a_fault_in_a_later_step_is_found_in_that_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything before it is right, and so is what the kernels compute of other steps."""
     choice = by_c()
@@ -368,6 +371,7 @@ def test_corpus_check_imports_no_torch(stated: Path) -> None:
     assert not (HEAVY - {"numpy"}) & running(["corpus", "check", str(stated)])
 
 
+@pytest.mark.slow
 def test_a_wrong_root_is_stated_with_its_reason_and_an_exit_code(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -41,6 +41,7 @@ def script(page: str, folder: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", sorted({*PAGES} - {"commands", "huggingface"}))
 def test_the_examples_of_a_page_run_in_their_order(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -54,6 +55,7 @@ def test_the_examples_for_hugging_face_run_in_their_order(tmp_path: Path) -> Non
     subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_run_in_their_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cases: Callable[[], None]
 ) -> None:

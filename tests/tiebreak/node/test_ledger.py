@@ -284,6 +284,7 @@ def test_seats_are_refused_without_a_chain() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_an_unfinished_job_yields_no_debts_or_claims(judge: Judge) -> None:
     """The hub's own word of any instant before the conviction, which the trainer may hand over, is no last word."""
     export = lived(FALSE).export

@@ -18,6 +18,7 @@ LONGEST = 3 * TERMS.clock + 6 * TERMS.replay_time + 1
 # ---------------------------------------------------------------- heads and openings
 
 
+@pytest.mark.slow
 def test_late_heads_prolong_a_job_only_to_its_windows_or_deadline() -> None:
     window, run = TERMS.challenge_window, STEPS * STEP_SECONDS
     assert abs(whole("heads at the last second").result.seconds - 5 * window) < 200
@@ -33,6 +34,7 @@ def test_heads_posted_at_once_extend_the_window_by_each_audit_time() -> None:
     assert result_of(name, 1, audit_time=0).job_status == "settled"
 
 
+@pytest.mark.slow
 def test_endless_openings_cost_their_sender_more_than_the_auditor() -> None:
     result = whole("endless openings").result
     trainer, auditor = party(result, TRAINER), party(result, "auditor")
