@@ -188,6 +188,7 @@ def test_answers_are_data_in_the_header_of_a_card_and_take_the_place_of_older_on
         (f'name = "{"x" * 2001}"', "about, name"), (template("about.toml"), "and not the question"),
         ('base_model = "../model"', "about, base_model"),
         ('licence = "mit"', "expected fields among name, version"), ("name =", "expected TOML"),
+        ("name = " + "1" * 5000, "expected TOML"), ("name = 0x" + "f" * 5000, "expected TOML"),
         ("name = 1979-05-27", "about, name"), ("\ud800", "expected TOML"),
     ],
 )  # fmt: skip

@@ -83,7 +83,7 @@ class About:
         try:
             with own_file():
                 return cls(answers=_checked(tomllib.loads(read_file(path, MAX_BYTES).decode("utf-8"))))
-        except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # of bytes, TOML, or a number too long to be shown
             raise ConfigurationError(f"{path}: expected TOML, got something else: {error}") from error
         except ConfigurationError as error:
             raise ConfigurationError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
