@@ -3,7 +3,6 @@
 import base64
 import contextlib
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -375,7 +374,7 @@ def test_a_hub_that_lost_posts_is_detected_on_reconnect(tmp_path: Path, case: st
 
 # ---------------------------------------------------------------- blobs
 
-DATA = os.urandom(3 * PIECE_BYTES + 99)
+DATA = Random(3).randbytes(3 * PIECE_BYTES + 99)
 DIGESTS = [piece_digest(DATA[at : at + PIECE_BYTES]) for at in range(0, len(DATA), PIECE_BYTES)]
 ROOT = blob_root(len(DATA), DIGESTS)
 LIST = len(DATA).to_bytes(8, "big") + b"".join(DIGESTS)
