@@ -52,7 +52,7 @@ class FineTuning:
             raise ConfigurationError(f"expected --epochs or --steps, got both: {self.epochs:g} and {self.steps}")
         most = 0
         with own_file(), suppress(ValueError, TypeError, AttributeError):  # transformers says what is wrong with it
-            most = _positions(json.loads(read_file(config, MAX_FILE_BYTES)))
+            most = positions(json.loads(read_file(config, MAX_FILE_BYTES)))
         if 0 < most < self.length:
             raise ConfigurationError(
                 f"expected a length of at most {most} tokens, the positions of {self.model}, got {self.length}"
@@ -80,7 +80,7 @@ class Prepared(NamedTuple):
     evaluation: rows.ReadRows | None
 
 
-def _positions(config: dict[str, Any]) -> int:
+def positions(config: dict[str, Any]) -> int:
     """The number of tokens that a model has positions for, longer by what its configuration stretches; 0: no limit."""
     config = config.get("text_config") or config
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}

@@ -1,0 +1,42 @@
+"""What an order of fine-tuning, as OpenAI's interface words it, makes of `tiebreak finetune`. Nothing here needs torch.
+
+The same order for the same files gives the same job, on the service's machine and on its customer's.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from tiebreak.api.training.settings import MAX_FILE_BYTES, FineTuning, positions
+from tiebreak.engine.data.disk import read_file
+from tiebreak.protocol.errors import ConfigurationError
+
+AUTO: Final = {"n_epochs": 3, "batch_size": 1, "learning_rate_multiplier": 1.0}
+"""Hyperparameters, and what `auto` is for each."""
+RATE: Final = 2e-4
+"""The learning rate of multiplier 1."""
+MAX_LENGTH: Final = 1024
+_BYTES_A_TOKEN: Final = 16
+"""So a file that is checked has several windows, whatever the tokenizer."""
+
+
+def hyperparameters(order: Mapping[str, Any]) -> dict[str, Any]:
+    """The hyperparameters of a request or of a job, each with its value in place of `auto`."""
+    method = order.get("method") or {}
+    given = order.get("hyperparameters") or {}
+    given = given | ((method.get(method.get("type", "")) or {}).get("hyperparameters") or {})
+    return {name: auto if given.get(name, "auto") == "auto" else given[name] for name, auto in AUTO.items()}
+
+
+def settings_of(order: Mapping[str, Any], model: Path, data: Path, evaluation: Path | None = None) -> FineTuning:
+    """The settings of an order, of which the seed is a part, for these files. Raises `ConfigurationError`."""
+    found, seed = hyperparameters(order), order.get("seed")
+    if not isinstance(seed, int):
+        raise ConfigurationError(f"expected an order with its seed, which the service names, got {seed}")
+    most = positions(json.loads(read_file(model / "config.json", MAX_FILE_BYTES))) or MAX_LENGTH
+    length = min(MAX_LENGTH, most, max(8, 1 << (data.stat().st_size // _BYTES_A_TOKEN).bit_length() - 1))
+    return FineTuning(
+        model=model, data=data, evaluation=evaluation, epochs=float(found["n_epochs"]), batch=found["batch_size"],
+        rate=RATE * found["learning_rate_multiplier"], seed=seed, length=length,
+    )  # fmt: skip
