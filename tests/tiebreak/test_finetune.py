@@ -12,8 +12,10 @@ from typing import Any
 import datasets
 import pytest
 import torch
+import trl
 from huggingface_hub import ModelCard
-from peft import PeftModel
+from peft import PeftConfig, PeftModel, set_peft_model_state_dict
+from safetensors.torch import load_file
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import tiebreak
@@ -109,6 +111,59 @@ def test_finetune_turns_conversations_into_a_certified_adapter(
     assert tiebreak.open_run(other["run"]).root == run.root, "an interruption changes nothing"
     assert command.tell("finetune", *options(here, here / "out"))["certificate"] == found["certificate"]
     verify(adapter, adapter / "certificate.json", base=here / "model")
+
+
+BETTER, WORSE = [SAID[1]], [{"role": "assistant", "content": "Most of them, which nobody can check, so take my word."}]
+
+
+@pytest.mark.slow
+def test_preferences_are_learnt_as_trl_learns_them(here: Path, command: Commands) -> None:
+    rows = [{"input": {"messages": SAID[:1]}, "preferred_output": BETTER, "non_preferred_output": WORSE}] * 3
+    rows += [{"prompt": SAID[:1], "chosen": WORSE, "rejected": BETTER}]
+    (here / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = ["--lora", 2, "--length", 64, "--epochs", 3, "--rate", "1e-2", "--beta", 0.5, "--dtype", "float32",
+                "--schedule", "constant", "--warmup", 0, "--threads", 1]  # fmt: skip
+    given = ["--model", here / "model", "--data", here / "pairs.jsonl", "--eval", here / "pairs.jsonl", *settings]
+    found = command.tell("finetune", *given, "-o", here / "out")
+    run = tiebreak.open_run(found["run"])
+    assert (run.steps, run.audit().agrees) == (12, True)
+    assert found["evaluation"] < torch.log(torch.tensor(2.0)).item(), "three of four rows prefer the same answer"
+    assert "4 pairs of answers" in found["data"][0]
+    base = LlamaForCausalLM.from_pretrained(here / "model", dtype=torch.float32)
+    adapter = here / "out" / "adapter"
+    made = tokenizer()
+    made.chat_template = MARKED
+    plain = [{"prompt": SAID[:1], "chosen": chosen, "rejected": rejected}
+             for chosen, rejected in [(BETTER, WORSE)] * 3 + [(WORSE, BETTER)]]  # fmt: skip
+    trl_arguments = trl.DPOConfig(
+        output_dir=str(here / "trl"),
+        beta=0.5,
+        max_length=64,
+        per_device_eval_batch_size=1,
+        report_to=[],
+        use_cpu=True,
+        bf16=False,
+    )
+    data = datasets.Dataset.from_list(plain)
+    trainer = trl.DPOTrainer(
+        base, args=trl_arguments, train_dataset=data, eval_dataset=data, processing_class=made,
+        peft_config=PeftConfig.from_pretrained(adapter),
+    )  # fmt: skip
+    set_peft_model_state_dict(trainer.model, load_file(adapter / "adapter_model.safetensors"))
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(found["evaluation"], rel=1e-5)
+
+
+def test_rows_of_preferences_are_checked(tmp_path: Path) -> None:
+    row = {"input": {"messages": SAID[:1]}, "preferred_output": BETTER, "non_preferred_output": WORSE}
+    for bad, words in (
+        ({**row, "input": SAID}, "line 2, input: expected an object with messages"),
+        ({**row, "preferred_output": []}, "line 2, prompt: expected a list of messages"),
+        ({"prompt": "a", "chosen": "b", "rejected": 3}, "line 2, completion: expected text"),
+        ({"messages": SAID}, "line 2: expected preferences in all rows or in none"),
+    ):
+        (tmp_path / "x.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(bad)}\n")
+        with pytest.raises(ConfigurationError, match=re.escape(words)):
+            read(tmp_path / "x.jsonl")
 
 
 @pytest.mark.slow
@@ -289,7 +344,8 @@ def test_tools_reach_the_prompt_and_only_completions_are_learnt(here: Path) -> N
 
     def tokens(**columns: Any) -> tuple[str, str]:
         row(here / "x.jsonl", **columns)
-        ((found, _),) = finetuning._tokenized(FineTuning(model=here / "model", data=here), read(here / "x.jsonl"))
+        settings = FineTuning(model=here / "model", data=here)
+        ((found, _),) = finetuning._tokenized(settings, read(here / "x.jsonl").examples)
         learnt = [token for token, is_learnt in zip(found.ids, found.learnt, strict=True) if is_learnt]
         return own.decode(found.ids), own.decode(learnt)
 

@@ -3,13 +3,18 @@
 The tokens of all rows (`rows`) stand one after the other and are cut into windows of one length, whose end is left
 away. Of a conversation only what the assistant says is learnt: what the chat template marks (`{% generation %}`), or
 else what an answer adds to the rendering before it. Of prompt and completion, the completion; of a text, all of it.
+
+Of two completions the better one is learnt by direct preference optimization: Rafailov et al., NeurIPS 2023. The
+reference is the model without its adapters, which is part of the program. Each pair is an example, cut and filled to
+one length; what fills it stands behind all that is learnt, where no token sees it.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tiebreak.api.machine import Machine
 from tiebreak.api.signing.keys import new_key
-from tiebreak.api.training.rows import ReadRows
+from tiebreak.api.training.rows import Example, ReadRows
 from tiebreak.api.training.runs import Run, agree
 from tiebreak.api.training.settings import TUNING, FineTuning, Prepared, remember
 from tiebreak.api.training.templates import ChatTemplate, Tokens, loaded, located
@@ -39,7 +44,10 @@ LOSSES: Final = "evaluation.jsonl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenWindows:
-    """The windows in which something is learnt, int64 [windows, length] each, and sentences about the data."""
+    """The windows in which something is learnt, int64 [windows, length] each, and sentences about the data.
+
+    Of preferences int64 [pairs, 2, length]: the better answer first.
+    """
 
     ids: Tensor
     labels: Tensor
@@ -56,16 +64,16 @@ def finetune(
     but its chat template, in a sandbox with limits (`templates`). For progress and keep see `Run.resume`. tell: gets
     these sentences and each evaluation as they come.
     """
-    settings, found = prepared.settings, windows(prepared.settings, prepared.training)
+    settings, found, loss = prepared.settings, *_learnt(prepared.settings, prepared.training)
     each = settings.batch * settings.accumulation
     steps = settings.steps or max(1, int((settings.epochs or 1) * len(found.ids)) // each)
     for line in found.lines:
         tell(line)
     evaluate = None
     if prepared.evaluation is not None:
-        held = windows(settings, prepared.evaluation)
+        held, held_loss = _learnt(settings, prepared.evaluation)
         tell(f"evaluation: {held.lines[0]}")
-        evaluate = _evaluation(held, settings.batch, machine.device)
+        evaluate = _evaluation(held, held_loss, settings.batch, machine.device)
 
     def measured(step: Step) -> None:
         if step.metrics:
@@ -75,7 +83,7 @@ def finetune(
 
     model = _adapted(settings)
     task = Task(
-        model, _loss, data={"input_ids": found.ids, "labels": found.labels}, optimizer=AdamW(lr=settings.rate),
+        model, loss, data={"input_ids": found.ids, "labels": found.labels}, optimizer=AdamW(lr=settings.rate),
         batch=settings.batch, steps=steps, accumulation=settings.accumulation, clip=Clip(norm=1.0),
         schedule=_schedule(settings, steps), seed=settings.seed, evaluate=evaluate,
     )  # fmt: skip
@@ -91,11 +99,12 @@ def description(prepared: Prepared, run: Run, data: list[str]) -> str:
     settings, found = prepared.settings, prepared.remembered
     base, warmup = settings.model.resolve().name, "3% of the" if settings.warmup is None else settings.warmup
     measured = [f"{LOSS} after step {step}: {loss:.4f}" for step, loss in evaluations(run).items()]
+    unit = "pairs" if prepared.training.is_preference else f"windows of {settings.length:,} tokens"
     last, lines = f"{run.losses[-1]:.4f}", "".join(f"- {_prose(line)}\n" for line in [*data, *measured])
     return f"""# LoRA adapters of {_prose(base)}
 
 Rank {settings.lora}, alpha {found["alpha"]} and dropout {settings.dropout:g} on {_prose(settings.targets)}, trained in
-{run.steps:,} steps of {settings.batch} x {settings.accumulation} windows of {settings.length:,} tokens of
+{run.steps:,} steps of {settings.batch} x {settings.accumulation} {unit} of
 {_prose(settings.data.name)} (SHA-256 `{found["data (SHA-256)"]}`) at a rate of {settings.rate:g}
 ({settings.schedule}, after {warmup} steps of warm-up), with seed {settings.seed}. The last loss was {last}.
 
@@ -163,30 +172,82 @@ def _adapted(settings: FineTuning) -> Any:
         raise ConfigurationError(f"expected names of modules, got {settings.targets}: {error}") from error
 
 
+def _learnt(settings: FineTuning, rows: ReadRows) -> tuple[TokenWindows, Callable[..., Any]]:
+    """What is learnt from rows, and the loss for it, of a model, `input_ids` and `labels`."""
+    if rows.is_preference:
+        return pairs(settings, rows), partial(_preference_loss, settings.beta)
+    return windows(settings, rows), _loss
+
+
 def _loss(model: Any, input_ids: Tensor, labels: Tensor) -> Any:
     return model(input_ids=input_ids, labels=labels, use_cache=False).loss
 
 
-def _evaluation(found: TokenWindows, batch: int, device: str) -> Callable[[nn.Module], dict[str, float]]:
-    """Computes the mean loss of all tokens to be learnt in windows, in plain PyTorch, without dropout."""
+def _preference_loss(beta: float, model: Any, input_ids: Tensor, labels: Tensor) -> Tensor:
+    """The loss of direct preference optimization, mean over the pairs."""
+    ids, wanted = input_ids.flatten(0, 1), labels.flatten(0, 1)[:, 1:]
+
+    def surprise() -> Tensor:
+        """Minus the log-probability of what each answer says."""
+        logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float().transpose(1, 2)
+        return F.cross_entropy(logits, wanted, ignore_index=IGNORED, reduction="none").sum(1)
+
+    own = surprise()
+    with torch.no_grad(), model.disable_adapter():
+        reference = surprise()
+    better, worse = (reference - own).reshape(-1, 2).unbind(1)
+    return -F.logsigmoid(beta * (better - worse)).mean()
+
+
+def _evaluation(
+    found: TokenWindows, loss: Callable[..., Any], batch: int, device: str
+) -> Callable[[nn.Module], dict[str, float]]:
+    """Computes the mean loss of all tokens to be learnt, or of all pairs, in plain PyTorch, without dropout."""
 
     @torch.no_grad()
     def evaluate(model: nn.Module) -> dict[str, float]:
-        total, count = 0.0, int((found.labels[:, 1:] != IGNORED).sum())
+        total, count = 0.0, 0
         for at in range(0, len(found.ids), batch):
             ids, labels = found.ids[at : at + batch], found.labels[at : at + batch]
-            logits = model.to(device)(input_ids=ids.to(device), use_cache=False).logits[:, :-1].float().flatten(0, 1)
-            total += F.cross_entropy(logits, labels[:, 1:].flatten().to(device), reduction="sum").item()
+            size = len(ids) if ids.dim() == 3 else int((labels[:, 1:] != IGNORED).sum())
+            total += size * loss(model.to(device), ids.to(device), labels.to(device)).item()
+            count += size
         return {LOSS: total / count}
 
     return evaluate
+
+
+def pairs(settings: FineTuning, rows: ReadRows) -> TokenWindows:
+    """Cuts the two answers of each row, with what is before them, to one length. Raises `ConfigurationError`."""
+    answers = [one for row in rows.examples for one in (row, row.rejected) if one is not None]
+    found, _ = zip(*_tokenized(settings, answers), strict=True)
+    cut = [(one.ids[: settings.length], one.learnt[: settings.length]) for one in found]
+    kept = [pair for pair in zip(cut[::2], cut[1::2], strict=True) if all(any(learnt[1:]) for _, learnt in pair)]
+    if not kept:
+        raise ConfigurationError(
+            f"{rows.path}: expected a row both of whose answers begin within {settings.length} tokens, got none; take "
+            "a larger length"
+        )
+    width = max(len(ids) for pair in kept for ids, _ in pair)
+    ids = torch.zeros(len(kept), 2, width, dtype=torch.int64)
+    labels = torch.full_like(ids, IGNORED)
+    for row, pair in enumerate(kept):
+        for side, (tokens, learnt) in enumerate(pair):
+            ids[row, side, : len(tokens)] = torch.tensor(tokens)
+            labels[row, side, : len(tokens)] = torch.tensor(tokens).masked_fill(~torch.tensor(learnt), IGNORED)
+    total, cuts = sum(len(one.ids) for one in found), sum(len(one.ids) > settings.length for one in found)
+    lines = [
+        f"{len(rows.examples):,} pairs of answers, {total:,} tokens; {len(kept):,} are learnt, filled to {width:,}",
+        f"{cuts:,} answers are cut; {len(rows.examples) - len(kept):,} pairs of which one would have nothing left",
+    ]
+    return TokenWindows(ids=ids, labels=labels, lines=lines)
 
 
 def windows(settings: FineTuning, rows: ReadRows) -> TokenWindows:
     """Cuts the tokens of rows into windows. Raises `ConfigurationError`."""
     tokens, wanted, length, unused = list[int](), list[bool](), settings.length, set[str]()
     count, silent, missed, is_marked = 0, 0, 0, True
-    for found, names in _tokenized(settings, rows):
+    for found, names in _tokenized(settings, rows.examples):
         tokens += found.ids
         wanted += found.learnt
         count, silent, missed = count + 1, silent + (not any(found.learnt)), missed + found.missed
@@ -215,12 +276,12 @@ def windows(settings: FineTuning, rows: ReadRows) -> TokenWindows:
     return TokenWindows(ids=ids[kept], labels=ids.masked_fill(~mask, IGNORED)[kept], lines=lines)
 
 
-def _tokenized(settings: FineTuning, rows: ReadRows) -> Iterator[tuple[Tokens, set[str]]]:
+def _tokenized(settings: FineTuning, examples: Sequence[Example]) -> Iterator[tuple[Tokens, set[str]]]:
     """The tokens of each row, and the columns that it does not use."""
     tokenizer = loaded(AutoTokenizer, settings.model)
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     with ChatTemplate(settings.model) as template:
-        for one in rows.examples:
+        for one in examples:
             if not one.messages:
                 ids, learnt = located(tokenizer, one.text, [(one.given, len(one.text))])
                 learnt = learnt if one.given else [True] * len(ids)

@@ -12,8 +12,8 @@ from tiebreak.api.training.settings import MAX_FILE_BYTES, FineTuning, positions
 from tiebreak.engine.data.disk import read_file
 from tiebreak.protocol.errors import ConfigurationError
 
-AUTO: Final = {"n_epochs": 3, "batch_size": 1, "learning_rate_multiplier": 1.0}
-"""Hyperparameters, and what `auto` is for each."""
+AUTO: Final = {"n_epochs": 3, "batch_size": 1, "learning_rate_multiplier": 1.0, "beta": 0.1}
+"""Hyperparameters, and what `auto` is for each. The last one is of method `dpo` alone."""
 RATE: Final = 2e-4
 """The learning rate of multiplier 1."""
 MAX_LENGTH: Final = 1024
@@ -26,7 +26,8 @@ def hyperparameters(order: Mapping[str, Any]) -> dict[str, Any]:
     method = order.get("method") or {}
     given = order.get("hyperparameters") or {}
     given = given | ((method.get(method.get("type", "")) or {}).get("hyperparameters") or {})
-    return {name: auto if given.get(name, "auto") == "auto" else given[name] for name, auto in AUTO.items()}
+    names = [name for name in AUTO if name != "beta" or method.get("type") == "dpo"]
+    return {name: AUTO[name] if given.get(name, "auto") == "auto" else given[name] for name in names}
 
 
 def settings_of(order: Mapping[str, Any], model: Path, data: Path, evaluation: Path | None = None) -> FineTuning:
@@ -39,4 +40,5 @@ def settings_of(order: Mapping[str, Any], model: Path, data: Path, evaluation: P
     return FineTuning(
         model=model, data=data, evaluation=evaluation, epochs=float(found["n_epochs"]), batch=found["batch_size"],
         rate=RATE * found["learning_rate_multiplier"], seed=seed, length=length,
+        beta=float(found.get("beta", AUTO["beta"])),
     )  # fmt: skip

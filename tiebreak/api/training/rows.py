@@ -4,6 +4,8 @@ messages             role and content; `tools`, `documents` and `chat_template_k
 conversations        ShareGPT's: from (system, human, gpt, tool ...) and value, or messages
 prompt, completion   two texts or two lists of messages; the completion is learnt
 instruction, output  Alpaca's: what the user asks, with `input` below it, and the answer
+prompt, chosen, rejected  as prompt and completion, with a better and a worse one; or OpenAI's `input` (an object with
+                     messages), `preferred_output`, `non_preferred_output`
 text                 a text; not read in a row of another form
 """
 
@@ -17,6 +19,8 @@ from tiebreak.protocol.errors import ConfigurationError, own_file
 from tiebreak.protocol.strict_json import parse_json
 
 FORMS: Final = (("messages",), ("conversations",), ("prompt", "completion"), ("instruction", "output"))
+PAIRS: Final = (("input", "preferred_output", "non_preferred_output"), ("prompt", "chosen", "rejected"))
+"""Forms of preferences."""
 MORE: Final = {"conversations": ("system",), "instruction": ("input", "system"), "text": ()}
 """Columns that a form may have besides those and, but for texts, the chat template's."""
 TEMPLATE: Final = ("tools", "documents", "chat_template_kwargs")
@@ -26,7 +30,10 @@ SUFFIXES: Final = (".jsonl", ".json", ".parquet")
 
 
 class Example(NamedTuple):
-    """A row: messages, which may be learnt from the `first` on, or a text, which is learnt after `given` characters."""
+    """A row: messages, which may be learnt from the `first` on, or a text, which is learnt after `given` characters.
+
+    rejected: the same with the worse completion, if the row is a preference.
+    """
 
     where: str
     messages: list[dict[str, Any]]
@@ -35,6 +42,7 @@ class Example(NamedTuple):
     given: int
     more: dict[str, Any]
     unused: set[str]
+    rejected: "Example | None" = None
 
 
 class ReadRows(NamedTuple):
@@ -43,6 +51,11 @@ class ReadRows(NamedTuple):
     path: Path
     examples: list[Example]
 
+    @property
+    def is_preference(self) -> bool:
+        """Whether the rows say which of two completions is better."""
+        return bool(self.examples) and self.examples[0].rejected is not None
+
 
 def read(path: Path) -> ReadRows:
     """Reads a file or folder. Raises `ConfigurationError` with file and line for a row of another form."""
@@ -50,6 +63,8 @@ def read(path: Path) -> ReadRows:
     for where, row in _rows(path):
         _require(isinstance(row, dict), where, "an object", type(row).__name__)
         found.examples.append(_example(where, {name: value for name, value in row.items() if value is not None}))
+        is_alike = (found.examples[-1].rejected is not None) == found.is_preference
+        _require(is_alike, where, "preferences in all rows or in none", ", ".join(row))
     return found
 
 
@@ -115,6 +130,14 @@ def _require(condition: bool, where: str, expected: str, got: object) -> None:
 
 
 def _example(where: str, row: dict[str, Any]) -> Example:
+    for pair in (pair for pair in PAIRS if all(name in row for name in pair)):
+        prompt, *sides, more = *(row[name] for name in pair), {n: v for n, v in row.items() if n not in pair}
+        if pair is PAIRS[0]:
+            is_right = isinstance(prompt, dict) and "messages" in prompt
+            _require(is_right, f"{where}, input", "an object with messages", prompt)
+            prompt, more = prompt["messages"], more | {n: v for n, v in prompt.items() if n != "messages"}
+        chosen, rejected = (_example(where, {**more, "prompt": prompt, "completion": side}) for side in sides)
+        return chosen._replace(rejected=rejected)
     forms = [form for form in FORMS if all(name in row for name in form)] or [("text",)]
     wanted = "one of messages, conversations, prompt with completion, instruction with output, or text"
     _require(len(forms) == 1 and forms[0][0] in row, where, wanted, ", ".join(sorted(row)) or "no column")

@@ -36,6 +36,7 @@ class FineTuning:
     rate: float = 2e-4
     schedule: str = "cosine"
     warmup: int | None = None
+    beta: float = 0.1
     seed: int = 0
 
     def check(self, run: Path) -> "Prepared":
