@@ -293,7 +293,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"messages": []}, "a list of messages"),
     ({"messages": [{"content": "x"}]}, "message 1: expected an object with role"),
     ({"text": 1}, "text: expected text"),
-    ({"prompt": "q", "chosen": "a", "rejected": "b"}, "got chosen, prompt, rejected"),
+    ({"prompt": "q", "chosen": "a"}, "got chosen, prompt"),
     ({"messages": [USER], "conversations": [USER]}, "one of messages, conversations, .* got conversations, messages"),
     ({"messages": [{"role": "user"}, REPLY]}, "message 1: expected content"),
     ({"messages": [USER, {"role": "gpt", "content": "a"}]}, "message 2: expected a role of system, .*got 'gpt'"),

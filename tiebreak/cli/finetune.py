@@ -77,7 +77,9 @@ def _configure(context: click.Context, _: click.Parameter, path: Path | None) ->
               help="Course of the rate after the warm-up; the last two fall to a tenth in the last step.")  # fmt: skip
 @click.option("--warmup", type=click.IntRange(0), help="Steps in which the rate rises.  [default: 3% of all steps]")
 @click.option("--beta", type=click.FloatRange(0, min_open=True), default=0.1, show_default=True,
-              help="Of rows with a better and a worse answer: how closely the base is kept to.")  # fmt: skip
+              help="Closeness to the base, for rows with a better and a worse answer.")  # fmt: skip
+@number("--checkpoints", 1, None, 10, "Checkpoints at least, if there are as many steps; each is signed, and up to 19 "
+        "of them are evaluated.")  # fmt: skip
 @number("--seed", 0, (1 << 64) - 1, 0, "Seed of the adapters' first weights, the order of windows, and dropout.")
 @click.option("--key", type=FILE, help="Key file that signs the run.  [default: key.pem in OUTPUT, made if need be]")
 @click.option("--about", type=FILE, help="TOML file with fields of the model card (base_model, license, datasets, "

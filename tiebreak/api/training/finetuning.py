@@ -81,11 +81,13 @@ def finetune(
             with (directory / LOSSES).open("a") as file:
                 file.write(json.dumps({"step": step.number, "loss": step.metrics[LOSS]}) + "\n")
 
-    model = _adapted(settings)
+    model, interval = _adapted(settings), max(1, steps // settings.checkpoints)
     task = Task(
         model, loss, data={"input_ids": found.ids, "labels": found.labels}, optimizer=AdamW(lr=settings.rate),
         batch=settings.batch, steps=steps, accumulation=settings.accumulation, clip=Clip(norm=1.0),
         schedule=_schedule(settings, steps), seed=settings.seed, evaluate=evaluate,
+        checkpoint_interval=interval,
+        evaluate_every=None if evaluate is None else interval * max(1, settings.checkpoints // 10),
     )  # fmt: skip
     run = agree(task, directory, client=new_key(), trainer=key, machine=machine)
     remember(directory / TUNING, prepared.remembered)

@@ -17,6 +17,8 @@ AUTO: Final = {"n_epochs": 3, "batch_size": 1, "learning_rate_multiplier": 1.0, 
 RATE: Final = 2e-4
 """The learning rate of multiplier 1."""
 MAX_LENGTH: Final = 1024
+CHECKPOINTS: Final = 100
+"""Of which each is signed, so that a customer replays a small share of the job to believe a checkpoint."""
 _BYTES_A_TOKEN: Final = 16
 """So a file that is checked has several windows, whatever the tokenizer."""
 
@@ -40,5 +42,5 @@ def settings_of(order: Mapping[str, Any], model: Path, data: Path, evaluation: P
     return FineTuning(
         model=model, data=data, evaluation=evaluation, epochs=float(found["n_epochs"]), batch=found["batch_size"],
         rate=RATE * found["learning_rate_multiplier"], seed=seed, length=length,
-        beta=float(found.get("beta", AUTO["beta"])),
+        checkpoints=CHECKPOINTS, beta=float(found.get("beta", AUTO["beta"])),
     )  # fmt: skip

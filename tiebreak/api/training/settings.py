@@ -37,6 +37,7 @@ class FineTuning:
     schedule: str = "cosine"
     warmup: int | None = None
     beta: float = 0.1
+    checkpoints: int = 10
     seed: int = 0
 
     def check(self, run: Path) -> "Prepared":
