@@ -15,12 +15,12 @@ from typing import Any
 import openai
 import pytest
 import schemathesis
+import sqlalchemy
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from openai.types import FileDeleted, FileObject, Model, ModelDeleted
 from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
 from openai.types.fine_tuning.jobs import FineTuningJobCheckpoint
-from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
@@ -28,7 +28,7 @@ from tests.tiebreak.node.services import ROWS, TRAINER, Service, order, running,
 from tiebreak.node.finetuning import app as interface
 from tiebreak.node.finetuning import requests
 from tiebreak.node.finetuning.app import make_app
-from tiebreak.node.finetuning.service_store import KeyLimits, ServiceStore
+from tiebreak.node.finetuning.service_store import KeyLimits
 
 JOBS = "/v1/fine_tuning/jobs"
 BOUNDARY = "b0"
@@ -256,7 +256,7 @@ def test_lists_come_in_pages_that_name_the_next(service: Service) -> None:
          "method.supervised.hyperparameters.beta", "unknown_parameter"),
         ({"method": {"type": "dpo", "dpo": {"hyperparameters": {"beta": 0}}}}, "method.dpo.hyperparameters.beta",
          "invalid_value"),
-        ({"method": {"type": "supervised"}, "hyperparameters": {"n_epochs": 2}}, "hyperparameters", "invalid_value"),
+        ({"method": {"type": "supervised"}, "hyperparameters": {"n_epochs": 2}}, "method", "invalid_value"),
         ({"tools": []}, "tools", "unknown_parameter"),
         ({"n_epochs": 3}, "n_epochs", "unknown_parameter"),
         ({"hyperparameters": {"n_epochs": 0}}, "hyperparameters.n_epochs", "invalid_value"),
@@ -456,7 +456,8 @@ UPLOADS = {
     "long field": (f"{FORM}; boundary={BOUNDARY}", form((PURPOSE[0], b"x" * 9999), CONTENT)),
     "long header": (f"{FORM}; boundary={BOUNDARY}", form(PURPOSE, (CONTENT[0] + "; x=" + "x" * 99_999, ROWS))),
     "no name": (f"{FORM}; boundary={BOUNDARY}", form(PURPOSE, ("Content-Type: text/plain", ROWS))),
-    "file as text": (f"{FORM}; boundary={BOUNDARY}", form(PURPOSE, ('Content-Disposition: form-data; name="file"', b"x"))),
+    "file as text": (f"{FORM}; boundary={BOUNDARY}", form(
+        PURPOSE, ('Content-Disposition: form-data; name="file"', b"x"))),
     "purpose as file": (f"{FORM}; boundary={BOUNDARY}", form(
         ('Content-Disposition: form-data; name="purpose"; filename="fine-tune"', b""), CONTENT)),
     "unknown field": (f"{FORM}; boundary={BOUNDARY}", form(PURPOSE, CONTENT, (
@@ -498,7 +499,8 @@ BODIES = {
     "empty": b"", "no JSON": b"model", "cut": b'{"model": ', "list": b"[]", "null": b"null", "text": b'"x"',
     "deep": b'{"a":' * 5000 + b"1" + b"}" * 5000, "deep lists": b"[" * 60_000, "not UTF-8": b'{"model": "\xff"}',
     "NUL": b'{"model": "\x00"}', "twice": b'{"model": "a", "model": "b"}', "NaN": b'{"seed": NaN}',
-    "infinity": b'{"hyperparameters": {"learning_rate_multiplier": 1e999}}', "digits": b'{"seed": ' + b"9" * 5000 + b"}",
+    "infinity": b'{"hyperparameters": {"learning_rate_multiplier": 1e999}}',
+    "digits": b'{"seed": ' + b"9" * 5000 + b"}",
     "long integer": b'{"model": "tiny", "training_file": "a", "seed": ' + b"9" * 4000 + b"}",
     "half of a pair": b'{"\\ud800": "\\udfff"}', "half as a value": b'{"model": "\\ud800", "training_file": "a"}',
     "UTF-16": '{"model": 1}'.encode("utf-16"), "BOM": b"\xef\xbb\xbf{}",
@@ -546,12 +548,11 @@ def test_a_bug_or_a_broken_store_leaks_nothing(service: Service, monkeypatch: py
     assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
     assert "secret" not in answer.text
     monkeypatch.undo()
-    (service.models / "tiny").rename(service.models.parent / "elsewhere")
-    (service.models / "tiny-2").rename(service.models.parent / "elsewhere-2")
-    service.models.rmdir()
+    service.store._engine.dispose()
+    service.store._engine = sqlalchemy.create_engine(f"sqlite:///{service.store.folder}")  # which is no file
     answer = client.get("/v1/models")
     assert (answer.status_code, answer.json()["error"]["type"]) == (503, "server_error")
-    assert str(service.models) not in answer.text
+    assert str(service.store.folder) not in answer.text
 
 
 def test_upload_onto_a_full_disk_is_refused_and_leaves_nothing(
@@ -614,7 +615,7 @@ def test_actions_depend_on_the_status(service: Service, cases: Callable[[], None
 def test_every_operation_has_a_route_and_an_id_of_its_own(service: Service) -> None:
     described = {(path, method.upper()) for path, item in requests.DOCUMENT["paths"].items() for method in item}
     routes = {(r.path, m) for r in service.app.routes if isinstance(r, Route) for m in r.methods or () if m != "HEAD"}
-    assert described == {one for one in routes if one[0] != "/" and not one[0].startswith("/static/")}
+    assert described == {one for one in routes if one[0] not in interface.STATIC}
     ids = [operation["operationId"] for item in requests.DOCUMENT["paths"].values() for operation in item.values()]
     assert len(ids) == len(set(ids)) == len(described) > 15
     assert TestClient(service.app).get("/openapi.json").json() == requests.DOCUMENT

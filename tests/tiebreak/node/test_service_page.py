@@ -1,4 +1,4 @@
-"""The page of the fine-tuning service in Debian's Chromium: it fits, follows a job, and asks nobody else for anything."""
+"""The page of the fine-tuning service in Debian's Chromium: it fits, follows a job, and asks nobody else."""
 
 import re
 import shutil
@@ -122,7 +122,7 @@ def test_buttons_pause_resume_and_cancel(page: Page, site: tuple[Service, str]) 
         assert service.store.get("bob", "fine_tuning.job", job)["status"] == status  # type: ignore[index]
     page.get_by_role("button", name="Forget the key").click()
     expect(page.get_by_label("Key")).to_be_visible()
-    assert page.locator("#view").inner_text() == ""
+    assert page.locator("#content").text_content() == ""
     assert page.evaluate("sessionStorage.length") == 0
 
 

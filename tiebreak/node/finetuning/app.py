@@ -6,7 +6,6 @@ the status `queued` for the scheduler, which shares nothing else with this modul
 """
 
 import asyncio
-import os
 import re
 import secrets
 import threading
@@ -47,13 +46,13 @@ ACTIONS: Final = {
 CHECKS: Final = 2
 """Uploaded files that are checked at once."""
 MAX_NAME: Final = 255
+_PACKAGE, _PAGES = files("tiebreak.node.finetuning"), files("tiebreak.node.pages") / "static"
 STATIC: Final = {
-    "/": files("tiebreak.node.finetuning") / "static" / "index.html",
-    "/static/service.js": files("tiebreak.node.finetuning") / "static" / "service.js",
-    "/static/page.css": files("tiebreak.node.pages") / "static" / "page.css",
-    "/static/inter.woff2": files("tiebreak.node.pages") / "static" / "inter.woff2",
-    "/static/mark.svg": files("tiebreak.node.pages") / "static" / "mark.svg",
-}
+    "/": _PACKAGE / "static" / "index.html", "/static/service.js": _PACKAGE / "static" / "service.js",
+    "/static/page.css": _PAGES / "page.css", "/static/inter.woff2": _PAGES / "inter.woff2",
+    "/static/mark.svg": _PAGES / "mark.svg", "/openapi.json": _PACKAGE / "openapi.json",
+}  # fmt: skip
+"""Paths that are answered with a file, without a key."""
 _ID: Final = re.compile(r"[A-Za-z0-9.:_-]{1,400}")
 _MISSING: Final = {JOB: ("fine_tune_id", "fine_tune_not_found"), "model": ("model", "model_not_found")}
 """Kind of an object -> parameter and code of the error that there is none, unless these are `id` and null."""
@@ -78,8 +77,7 @@ def make_app(store: ServiceStore, models: Path, *, trainer: str) -> Starlette:
         for method, operation in item.items()
     ]
     routes += [Route(url, partial(_static, Path(str(path)))) for url, path in STATIC.items()]
-    handlers: dict[Any, Any] = {ApiError: _answer, HTTPException: _no_route, **dict.fromkeys(_FAILURES, _failure)}
-    app = Starlette(routes=routes, exception_handlers=handlers)
+    app = Starlette(routes=routes, exception_handlers=dict.fromkeys([ApiError, HTTPException, *_FAILURES], _refused))
     app.router.redirect_slashes = False
     return app
 
@@ -88,19 +86,13 @@ async def _static(path: Path, _request: Request) -> Response:
     return FileResponse(path, headers=HEADERS)
 
 
-async def _answer(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return error.response()
-
-
-async def _no_route(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    text = f"expected a URL of openapi.json, got {request.method} {request.url.path[:200]}"
-    message = text if error.status_code in (404, 405) else f"expected a form, got another: {error.detail}"
-    return ApiError(error.status_code, message, headers=error.headers or {}).response()
-
-
-async def _failure(_request: Request, error: Exception) -> Response:
+async def _refused(request: Request, error: Exception) -> Response:
+    if isinstance(error, ApiError):
+        return error.response()
+    if isinstance(error, HTTPException):
+        text = f"expected a URL of /openapi.json, got {request.method} {request.url.path[:200]}"
+        text = text if error.status_code in (404, 405) else f"expected a form, got another: {error.detail}"
+        return ApiError(error.status_code, text, headers=error.headers or {}).response()
     status, message = next(answer for kind, answer in _FAILURES.items() if isinstance(error, kind))
     return ApiError(status, message, kind="server_error" if status >= 500 else "invalid_request_error").response()
 
@@ -191,9 +183,6 @@ class _Service:
     def show_health(self) -> Json:
         return {"status": "ok", "trainer": self._trainer}
 
-    def show_description(self) -> Json:
-        return requests.DOCUMENT
-
     def create_file(self, key: AccessKey, *, file: UploadFile, purpose: str) -> Json:
         name = PurePosixPath((file.filename or "").replace("\\", "/")).name
         if not name.lower().endswith(".jsonl") or len(name) > MAX_NAME or not name.isprintable():
@@ -221,13 +210,11 @@ class _Service:
         return FileResponse(path, media_type="application/octet-stream", stat_result=path.stat(), headers=HEADERS)
 
     def _base_models(self) -> dict[str, Json]:
-        with os.scandir(self._models) as entries:
-            folders = sorted(e.name for e in entries if _ID.fullmatch(e.name) and e.is_dir(follow_symlinks=False))
-        configs = {name: self._models / name / "config.json" for name in folders if ":" not in name}
+        found = [(path.parent.name, path) for path in sorted(self._models.glob("*/config.json"))]
         return {
             name: {"id": name, "object": "model", "created": int(path.stat().st_mtime), "owned_by": "system"}
-            for name, path in configs.items()
-            if path.is_file() and not path.is_symlink()
+            for name, path in found
+            if _ID.fullmatch(name) and ":" not in name and not path.is_symlink() and not path.parent.is_symlink()
         }
 
     def list_models(self, key: AccessKey) -> Json:
@@ -247,9 +234,6 @@ class _Service:
                 if file is None or file["purpose"] != "fine-tune":
                     text = f"{name}: expected a file of yours with the purpose fine-tune, got {file_id[:200]}"
                     raise ApiError(400, text, param=name, code="invalid_file_id")
-        if order.get("hyperparameters") and "method" in order:
-            text = "hyperparameters: expected them in `method` alone, got both"
-            raise ApiError(400, text, param="hyperparameters", code="invalid_value")
         with self._ordering:
             unfinished = len(self._store.objects(key.id, JOB, statuses=UNFINISHED))
             _expect_within("jobs that are not over", unfinished + 1, key.limits.jobs)

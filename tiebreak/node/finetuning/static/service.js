@@ -7,7 +7,7 @@
   const KEY = "tiebreak.key";
   const SECONDS = 3;
   const byId = (id) => document.getElementById(id);
-  const view = byId("view");
+  const view = byId("content");
   let turn = 0; // counts views, so that an answer for an earlier one is dropped
   let timer = 0;
 
@@ -110,8 +110,8 @@
 
   const table = (files) =>
     make("table", {}, make("tbody", {}, ...files.map((file) =>
-      make("tr", {}, make("td", { "data-label": "File", text: file.filename }), make("td", { "data-label": "Bytes", class: "n", text: whole(file.bytes) }),
-        make("td", { "data-label": "", class: "n search" }, make("button", { type: "button", text: "Download", "aria-label": `Download ${file.filename}`, on: { click: () => download(file).catch(fail) } }))))));
+      make("tr", {}, make("td", { "data-label": "File", text: file.filename }), make("td", { "data-label": "Size", class: "n", text: `${whole(file.bytes)} bytes` }),
+        make("td", { "data-label": "", class: "n" }, make("button", { type: "button", class: "plain", text: "Download", "aria-label": `Download ${file.filename}`, on: { click: () => download(file).catch(fail) } }))))));
 
   const results = (files) => {
     if (!files.length) return [make("p", { class: "none", text: "None yet." })];
@@ -123,7 +123,7 @@
 
   const facts = (job) => Object.entries({
     "Base model": job.model, Method: job.method.type, Epochs: job.hyperparameters.n_epochs, "Batch size": job.hyperparameters.batch_size,
-    "Rate, times": job.hyperparameters.learning_rate_multiplier, Seed: job.seed, "Training file": job.training_file,
+    "Rate multiplier": job.hyperparameters.learning_rate_multiplier, Seed: job.seed, "Training file": job.training_file,
     "Validation file": job.validation_file || "none", Result: job.fine_tuned_model || "none yet",
   }).map(([name, value]) => make("div", {}, make("dt", { text: name }), make("dd", { text: value })));
 
@@ -142,6 +142,7 @@
       known.files = files.filter((file) => job.result_files.includes(file.id)).sort((a, b) => a.filename.localeCompare(b.filename));
     }
     const told = known.events.filter((event) => event.type === "metrics" && event.data && Number.isFinite(event.data.train_loss)).reverse();
+    const shown = known.events.filter((event) => event.type !== "metrics" || event === told.at(-1));
     const points = told.map((event) => [event.data.step, event.data.train_loss]);
     const last = told.length ? told.at(-1).data : {};
     const press = (action) => make("button", { type: "button", text: action[0].toUpperCase() + action.slice(1), on: { click: async () => {
@@ -172,7 +173,7 @@
         make("aside", {},
           make("section", {}, make("h2", { text: "Order" }), make("dl", { class: "facts" }, ...facts(job))),
           make("section", {}, make("h2", { text: "Events" }),
-            make("ol", { class: "said" }, ...known.events.slice(0, 50).map((event) =>
+            make("ol", { class: "said" }, ...shown.map((event) =>
               make("li", {}, time(event.created_at), make("span", { class: event.level === "error" ? "bad" : "", text: event.message }))))))));
     const folded = view.querySelector("details");
     if (folded) folded.open = open;
@@ -192,13 +193,15 @@
     }
     if (again && mine === turn && sessionStorage.getItem(KEY)) timer = setTimeout(() => (document.hidden ? wait(mine) : refresh(mine)), SECONDS * 1000);
   };
+  const leave = () => { sessionStorage.removeItem(KEY); show(); };
   const wait = (mine) => document.addEventListener("visibilitychange", () => mine === turn && refresh(mine), { once: true });
   const show = (problem = "") => {
     turn += 1;
     clearTimeout(timer);
     const has = Boolean(sessionStorage.getItem(KEY));
     byId("enter").hidden = has;
-    byId("session").hidden = !has;
+    view.hidden = !has;
+    byId("session").replaceChildren(...(has ? [make("button", { type: "button", text: "Forget the key", on: { click: leave } })] : []));
     byId("problem").textContent = problem;
     if (has) refresh(turn);
     else view.replaceChildren();
@@ -210,7 +213,6 @@
     byId("key").value = "";
     show();
   });
-  byId("leave").addEventListener("click", () => { sessionStorage.removeItem(KEY); show(); });
   window.addEventListener("hashchange", () => { if (location.hash !== "#content") show(); });
   fetch("/healthz").then((answer) => answer.json()).then((health) => {
     byId("trainer").textContent = `Certificates of this service are signed by ${health.trainer}.`;
