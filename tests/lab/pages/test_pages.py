@@ -16,7 +16,8 @@ from starlette.testclient import TestClient
 from tests.lab.pages.staged import Staged, known, moments
 from tests.tiebreak.strict_html import Strict
 from tiebreak.node.pages import views, words
-from tiebreak.node.pages.routes import POLICY, STATIC, routes
+from tiebreak.node.pages.headers import POLICY
+from tiebreak.node.pages.routes import STATIC, routes
 from tiebreak.node.pages.source import ReadPost
 from tiebreak.node.pages.words import Values
 from tiebreak.protocol.commitments.eip712 import Address

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tiebreak.engine.data.text import lines
-from tiebreak.protocol.errors import ConfigurationError, own_file
+from tiebreak.protocol.errors import ConfigurationError, VerificationError, own_file
 from tiebreak.protocol.strict_json import parse_json
 
 FORMS: Final = (("messages",), ("conversations",), ("prompt", "completion"), ("instruction", "output"))
@@ -27,6 +27,7 @@ TEMPLATE: Final = ("tools", "documents", "chat_template_kwargs")
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "observation")
 SPEAKERS: Final = {"human": "user", "gpt": "assistant"}
 SUFFIXES: Final = (".jsonl", ".json", ".parquet")
+MAX_FAULTS: Final = 100
 
 
 class Example(NamedTuple):
@@ -66,6 +67,27 @@ def read(path: Path) -> ReadRows:
         is_alike = (found.examples[-1].rejected is not None) == found.is_preference
         _require(is_alike, where, "preferences in all rows or in none", ", ".join(row))
     return found
+
+
+def faults(path: Path) -> list[str]:
+    """All faults of a .jsonl file, each with its line; of more than `MAX_FAULTS`, how many more there are."""
+    found, more, rows_read = list[str](), 0, 0
+    try:
+        for number, line in enumerate(lines(path), 1):
+            if not line.strip():
+                continue
+            rows_read += 1
+            try:
+                row = _parsed(f"line {number}", line.encode())
+                _require(isinstance(row, dict), f"line {number}", "an object", type(row).__name__)
+                _example(f"line {number}", {name: value for name, value in row.items() if value is not None})
+            except ConfigurationError as error:
+                found, more = (found, more + 1) if len(found) >= MAX_FAULTS else ([*found, str(error)], more)
+    except (ConfigurationError, VerificationError) as error:  # of a line that is too long, or not UTF-8
+        return [*found, str(error).removeprefix(f"{path}, ")]
+    if not rows_read:
+        return ["line 1: expected a row, got none"]
+    return [*found, f"and {more} more"] if more else found
 
 
 def digest(path: Path) -> str:

@@ -26,6 +26,7 @@ from starlette.staticfiles import StaticFiles
 
 from tiebreak.node.hub import connection, limits
 from tiebreak.node.pages import checking, pictures, views, words
+from tiebreak.node.pages.headers import HEADERS
 from tiebreak.node.pages.source import PageContext, PageSource
 from tiebreak.node.pages.views import PageQuery
 from tiebreak.node.pages.words import Values
@@ -35,16 +36,6 @@ from tiebreak.protocol.tags import Digest
 if TYPE_CHECKING:
     from tiebreak.node.hub.store import Store
 
-POLICY: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; img-src 'self'; connect-src 'self'; "
-    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
-)
-HEADERS: Final = {
-    "Content-Security-Policy": POLICY,
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-    "Cache-Control": "no-store",
-}
 _RUNNING: Final = re.compile(r"(<time [^>]*data-due[^>]*>)[^<]*")
 STATIC: Final = Path(__file__).with_name("static")
 THREADS: Final = 4
