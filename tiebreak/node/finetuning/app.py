@@ -42,7 +42,7 @@ UNFINISHED: Final = ("queued", "running", "paused")
 ACTIONS: Final = {
     "cancel": (UNFINISHED, "cancelled"), "pause": (UNFINISHED[:2], "paused"), "resume": (("paused",), "queued"),
 }  # fmt: skip
-"""What a customer may do to a job -> the statuses in which it may be done, and the status that it gives."""
+"""Action of a customer on a job -> the statuses in which it is allowed, and the status that it gives."""
 CHECKS: Final = 4
 """Uploaded files that are checked at once, each of another key: so one key does not keep the others waiting."""
 MAX_NAME: Final = 255
