@@ -6,7 +6,9 @@ The tests play the scheduler: they change jobs in the store, as it does.
 import http.client
 import json
 import re
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -25,6 +27,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from tests.tiebreak.node.services import ROWS, TRAINER, Service, order, running, upload
+from tests.waiting import until
 from tiebreak.node.finetuning import app as interface
 from tiebreak.node.finetuning import requests
 from tiebreak.node.finetuning.app import make_app
@@ -398,6 +401,28 @@ def test_uploads_at_once_share_the_budget(service: Service, monkeypatch: pytest.
     assert upload(client).status_code == 200
 
 
+def test_uploads_of_one_key_keep_no_other_key_waiting(
+    served: tuple[Service, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, inside = threading.Event(), list[Path]()
+
+    def faults(path: Path) -> list[str]:
+        if path.stat().st_size > len(ROWS):
+            inside.append(path)
+            assert gate.wait(20)
+        return []
+
+    monkeypatch.setattr(interface.rows, "faults", faults)
+    slow, other = client_of(served, "slow"), client_of(served, "other")
+    with ThreadPoolExecutor(6) as threads:
+        waiting = [threads.submit(slow.files.create, file=("a.jsonl", ROWS * 2), purpose="fine-tune") for _ in range(6)]
+        until(lambda: len(inside) == 1)
+        assert other.files.create(file=("b.jsonl", ROWS), purpose="fine-tune").bytes == len(ROWS)
+        assert len(inside) == 1
+        gate.set()
+        assert len({one.result().id for one in waiting}) == len(inside) == 6
+
+
 # ---------------------------------------------------------------- hostile bytes
 
 
@@ -624,10 +649,14 @@ def test_every_operation_has_a_route_and_an_id_of_its_own(service: Service) -> N
 SCHEMA = schemathesis.openapi.from_dict(requests.DOCUMENT)
 
 
+STATUSES = ("status_code_conformance", "content_type_conformance", "response_schema_conformance")
+CHECKS = [getattr(schemathesis.checks, name) for name in STATUSES]
+
+
 @pytest.fixture(scope="module")
 def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     with Service.of(tmp_path_factory.mktemp("fuzzed")) as made:
-        order(made.client("fuzz", requests=10**6))
+        made.key("fuzz", requests=10**6, jobs=10**6)
         yield made
 
 
@@ -635,11 +664,20 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 @pytest.mark.filterwarnings("ignore")
 @SCHEMA.parametrize()
 @hypothesis_settings(
-    max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
+    max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
 )
 def test_answers_conform_to_the_description(case: schemathesis.Case, fuzzed: Service) -> None:
-    case.operation.app = fuzzed.app
-    response = case.call(headers={"authorization": f"Bearer {fuzzed.key('fuzz')}"}, app=fuzzed.app)
-    assert response.status_code < 500, response.text
-    checks = ("status_code_conformance", "content_type_conformance", "response_schema_conformance")
-    case.validate_response(response, checks=[getattr(schemathesis.checks, name) for name in checks])
+    """Each request as it was generated, and once more with ids that exist, which nobody guesses."""
+    headers = {"authorization": f"Bearer {fuzzed.key('fuzz')}"}
+    for is_real in (False, True):
+        if is_real:
+            job = order(fuzzed.client("fuzz"))
+            ids = {"files": job["training_file"], "jobs": job["id"], "models": "tiny"}
+            kind = next((kind for kind in ids if f"/{kind}/" in case.path), "")
+            if kind and case.path_parameters:
+                case.path_parameters["object_id"] = ids[kind]
+            if isinstance(case.body, dict) and "training_file" in case.body:
+                case.body |= {"model": "tiny", "training_file": ids["files"], "validation_file": None}
+        response = case.call(headers=headers, app=fuzzed.app)
+        assert response.status_code < 500, response.text
+        case.validate_response(response, checks=CHECKS)

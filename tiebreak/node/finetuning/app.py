@@ -10,7 +10,7 @@ import re
 import secrets
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial, partialmethod
 from importlib.resources import files
@@ -42,9 +42,9 @@ UNFINISHED: Final = ("queued", "running", "paused")
 ACTIONS: Final = {
     "cancel": (UNFINISHED, "cancelled"), "pause": (UNFINISHED[:2], "paused"), "resume": (("paused",), "queued"),
 }  # fmt: skip
-"""What a customer may do to a job -> the statuses in which it may be done, and the status that it gives."""
-CHECKS: Final = 2
-"""Uploaded files that are checked at once."""
+"""Action of a customer on a job -> the statuses in which it is allowed, and the status that it gives."""
+CHECKS: Final = 4
+"""Uploaded files that are checked at once, each of another key: so one key does not keep the others waiting."""
 MAX_NAME: Final = 255
 _PACKAGE, _PAGES = files("tiebreak.node.finetuning"), files("tiebreak.node.pages") / "static"
 STATIC: Final = {
@@ -102,6 +102,7 @@ class _Service:
         self._store, self._models, self._trainer = store, models, trainer
         self._requests: Buckets[str] = Buckets(1, 60)
         self._checks, self._ordering = asyncio.Semaphore(CHECKS), threading.Lock()
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._arriving: Counter[str] = Counter()
         """The bytes that each key is sending."""
 
@@ -111,7 +112,7 @@ class _Service:
         content = operation.get("requestBody", {}).get("content", {})
 
         async def answer(request: Request) -> Response:
-            keys = [] if is_open else [await run_in_threadpool(self._key, request.headers.get("authorization", ""))]
+            keys = [] if is_open else [await self._key(request.headers.get("authorization", ""))]
             values = {**request.path_params, **requests.query_of(request, operation)}
             if requests.JSON in content:
                 values |= await requests.json_of(request, content[requests.JSON]["schema"])
@@ -122,10 +123,11 @@ class _Service:
 
         return answer
 
-    def _key(self, header: str) -> AccessKey:
+    async def _key(self, header: str) -> AccessKey:
+        """The key of a request, which is charged for it here in the event loop: the buckets are not for threads."""
         scheme, _, secret = header.partition(" ")
-        found = self._store.keys(secret=secret.strip()) if scheme.lower() == "bearer" else []
-        if not found or found[0].withdrawn:
+        found = await run_in_threadpool(self._store.keys, secret=secret.strip())
+        if scheme.lower() != "bearer" or not found or found[0].withdrawn:
             text = "authorization: expected `Bearer` and a key of this service, got none"
             raise ApiError(401, text, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
         key, most = found[0], found[0].limits.requests
@@ -142,7 +144,7 @@ class _Service:
         try:
             used = await run_in_threadpool(self._store.used, key.id, "file")
             _expect_within("bytes of files", used + self._arriving[key.id], key.limits.bytes)
-            async with requests.form_of(request, schema) as form, self._checks:
+            async with requests.form_of(request, schema) as form, self._turns[key.id], self._checks:
                 return JSONResponse(await run_in_threadpool(self.create_file, key, **form), headers=HEADERS)
         finally:
             self._arriving[key.id] -= size
@@ -188,8 +190,7 @@ class _Service:
         if not name.lower().endswith(".jsonl") or len(name) > MAX_NAME or not name.isprintable():
             text = f"file: expected a name that ends in .jsonl, got {name[:MAX_NAME]!r}"
             raise ApiError(400, text, param="file", code="invalid_file_name")
-        file_id = PREFIXES["file"] + secrets.token_hex(12)
-        path = self._store.path(file_id)
+        path = self._store.path(PREFIXES["file"] + secrets.token_hex(12))
         try:
             with Folder(path.parent, to_write=True) as folder, folder.replacing(path.name) as target:
                 while data := file.file.read(1 << 20):
@@ -197,7 +198,7 @@ class _Service:
             if faults := rows.faults(path):
                 raise ApiError(400, "\n".join(faults), param="file", code="invalid_training_file")
             size = path.stat().st_size
-            body = {"object": "file", "id": file_id, "bytes": size, "filename": name, "purpose": purpose}
+            body = {"object": "file", "id": path.name, "bytes": size, "filename": name, "purpose": purpose}
             return self._store.add(key.id, {**body, "status": "processed"}, amount=size)
         except BaseException:
             path.unlink(missing_ok=True)

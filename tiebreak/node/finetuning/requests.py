@@ -90,16 +90,16 @@ def query_of(request: Request, operation: Json) -> Json:
 
 async def json_of(request: Request, schema: Json) -> Json:
     """The JSON object that a request brings. Raises `ApiError`."""
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
-        got = request.headers.get("content-type", "none")
-        raise ApiError(415, f"expected the content type {JSON}, got {got[:_MAX_SHOWN]}", code="unsupported_media_type")
-    text = bytearray()
+    kind = request.headers.get("content-type", "none")
+    if kind.partition(";")[0].strip().lower() != JSON:
+        raise ApiError(415, f"expected the type {JSON}, got {kind[:_MAX_SHOWN]}", code="unsupported_media_type")
+    body = bytearray()
     async for data in request.stream():
-        text += data
-        if len(text) > MAX_BODY_BYTES:
+        body += data
+        if len(body) > MAX_BODY_BYTES:
             raise ApiError(413, f"expected at most {MAX_BODY_BYTES} bytes, got more", code="request_too_large")
     try:
-        found = parse_json(bytes(text), depth=16)
+        found = parse_json(bytes(body), depth=16)
         json.dumps(found, ensure_ascii=False, allow_nan=False).encode()  # no half of a surrogate pair, no infinity
     except ValueError as error:
         raise ApiError(400, f"body: expected JSON, got something else: {error}", code="invalid_json") from error
