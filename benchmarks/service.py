@@ -16,7 +16,6 @@ from typing import Any, Final
 import click
 
 from benchmarks.table import Row, placed, publish
-from tests.tiebreak import test_finetune
 from tiebreak.cli.key import PASSPHRASE_VARIABLE
 from tiebreak.lab.network.local_network import free_port
 
@@ -55,11 +54,11 @@ class ApiClient:
         return await self.ask("POST /v1/files", body, "multipart/form-data; boundary=b")
 
 
-async def measured(port: int, key: str, seconds: int, megabytes: int) -> list[Row]:
+async def measured(port: int, key: str, model: str, seconds: int, megabytes: int) -> list[Row]:
     """Polls and uploads before a job and while it trains."""
     clients, rows = [ApiClient(port, key) for _ in range(CLIENTS)], list[Row]()
     file = (await clients[0].upload(200))[1]["id"]
-    seed, what = {"model": "model", "training_file": file, "seed": 1}, ["no job trains", "a job trains"]
+    seed, what = {"model": model, "training_file": file, "seed": 1}, ["no job trains", "a job trains"]
     for case in what:
         if case == what[1]:
             order = {**seed, "hyperparameters": {"n_epochs": 50}}
@@ -85,22 +84,23 @@ async def measured(port: int, key: str, seconds: int, megabytes: int) -> list[Ro
 
 
 @click.command()
+@click.argument("model", type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path))
 @click.option("--seconds", type=click.IntRange(1), default=20, show_default=True, help="How long to poll each time.")
 @click.option("--megabytes", type=click.IntRange(1), default=1, show_default=True, help="Size of each upload.")
 @placed
-def main(seconds: int, megabytes: int, folder: Path) -> None:
+def main(model: Path, seconds: int, megabytes: int, folder: Path) -> None:
+    """Measure a service whose base model is in the folder MODEL."""
     port, environment = free_port(), {**os.environ, PASSPHRASE_VARIABLE: "benchmark"}
     with tempfile.TemporaryDirectory(prefix="tiebreak-service-") as name:
         scratch = Path(name)
-        test_finetune.make(scratch)
         command = [sys.executable, "-m", "tiebreak", "serve", str(scratch / "service")]
         keyed = [*command, "--new-key", "load", "--limit", "requests=1000000"]
         key = subprocess.run(keyed, check=True, capture_output=True, text=True).stdout.split()[-1]
-        more = ["--models", str(scratch), "--key", str(scratch / "key.pem"), "--port", str(port)]
+        more = ["--models", str(model.parent), "--key", str(scratch / "key.pem"), "--port", str(port)]
         with subprocess.Popen([*command, *more], env=environment, stderr=subprocess.DEVNULL) as process:
             try:
                 time.sleep(10)
-                rows = asyncio.run(measured(port, key, seconds, megabytes))
+                rows = asyncio.run(measured(port, key, model.name, seconds, megabytes))
             finally:
                 process.terminate()
     publish("service", rows, folder=folder)
