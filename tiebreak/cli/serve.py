@@ -1,5 +1,6 @@
 """`tiebreak serve`: a fine-tuning service that OpenAI's clients use, and the keys of its customers."""
 
+import os
 from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
@@ -45,6 +46,7 @@ def serve(
     TIEBREAK_PASSPHRASE or a prompt. Customers need keys: --new-key and the options below it work while it runs, too.
     Needs the extra `serve`. See docs/service.md.
     """
+    os.umask(0o077)  # what customers upload is for nobody else on this machine
     # The server's libraries take a second to import, which --help does not wait for.
     stores = import_module("tiebreak.node.finetuning.service_store")
     store, name = stores.ServiceStore(folder, database), limit_key or withdraw_key

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -13,23 +14,26 @@ from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from openai.types import FileObject, Model
 from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
 from openai.types.fine_tuning.jobs import FineTuningJobCheckpoint
+from starlette.applications import Starlette
 
 from tests.source_tree import ROOT
 from tests.tiebreak.parties import PASSPHRASE, Commands, Once
-from tests.waiting import until
+from tests.waiting import free_port, until
 from tiebreak import open_run
 from tiebreak.api.certification.certificates import verify
 from tiebreak.api.signing import keys
 from tiebreak.api.training.orders import settings_of
 from tiebreak.cli.options import PASSPHRASE_VARIABLE
-from tiebreak.engine.run.directory import HEADS, RunDirectory, head_name
-from tiebreak.node.finetuning import scheduler as module
+from tiebreak.engine.data.disk import Folder
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.node.finetuning import scheduler
 from tiebreak.node.finetuning.scheduler import JOB, MAX_LOG_BYTES, MAX_WORDS, TRIES, Scheduler, next_job
 from tiebreak.node.finetuning.service_store import Json, ServiceStore
 from tiebreak.node.log import Log
@@ -46,10 +50,13 @@ ROWS = "".join(
 )  # fmt: skip
 
 
+NO_INTERFACE: Any = SimpleNamespace(make_app=lambda *_given, **_named: Starlette())
+
+
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks often, because stand-ins end at once, and gives them little time to end."""
-    monkeypatch.setattr(module, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(scheduler, "POLL_SECONDS", 0.02)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
@@ -153,7 +160,7 @@ def test_one_key_with_many_jobs_does_not_keep_another_waiting(service: Service) 
 
 def test_errors_of_finetune_fail_the_job_in_words_without_paths(service: Service) -> None:
     job, other = service.order(), service.order()
-    line = "f'ConfigurationError: {folder}/data.jsonl, line 3: expected JSON, got x; see /etc/tiebreak/x.toml ' + 'y' * 2000"
+    line = "f'ConfigurationError: {folder}/data.jsonl, line 3: expected JSON, got x; see /etc/x/y.toml ' + 'y' * 2000"
     with service.running(*stand_in(f"print('a warning', file=sys.stderr)\nsys.exit({line})"), devices=("cpu", "cpu")):
         error = service.ends(job, "failed")["error"]
         service.ends(other, "failed")
@@ -191,7 +198,7 @@ def test_processes_that_die_are_started_again_until_they_make_no_progress(
     [
         "StorageError: cannot write x: [Errno 28] No space left on device",
         "Disk quota exceeded: x; free space or choose another folder",
-        "Traceback (most recent call last):\\n  x\\nsafetensors_rust.SafetensorError: I/O error: No space left on device",
+        "Traceback (most recent call last):\\n  x\\nSafetensorError: I/O error: No space left on device (os error 28)",
     ],
 )
 def test_full_disk_pauses_the_job_which_can_be_resumed(service: Service, line: str) -> None:
@@ -242,7 +249,7 @@ def test_damaged_run_folder_fails_its_job_alone(service: Service) -> None:
 
 
 def test_cancelled_and_paused_jobs_end_their_process(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(scheduler, "GRACE_SECONDS", 0.2)
     job, deaf = service.order(), service.order()
     wait = (
         "if number == 1:\n    signal.signal(signal.SIGINT, {})\n    (folder / 'ready').touch()\n    time.sleep(1000)\n"
@@ -311,6 +318,45 @@ def test_process_of_a_killed_service_is_waited_for(service: Service) -> None:
             assert service.job(job)["status"] == "queued"
             old.stdin.close()
             assert service.ends(job, "failed")["error"]["message"] == "it was begun"
+
+
+def test_keys_are_made_limited_and_withdrawn_by_name(tmp_path: Path, command: Commands) -> None:
+    folder = tmp_path / "service"
+    made = command.tell("serve", folder, "--new-key", "alice", "--limit", "jobs=3")
+    store = ServiceStore(folder)
+    (key,) = store.keys(secret=made["secret"])
+    assert (made["name"], key.limits.jobs) == ("alice", 3)
+    store.add("alice", {"object": "file"}, amount=7)
+    command("serve", folder, "--limit-key", "alice", "--limit", "tokens=5", "--limit", "bytes=9")
+    (shown,) = command.tell("serve", folder, "--list-keys")
+    assert {
+        "name": "alice",
+        "jobs": 3,
+        "tokens": 5,
+        "bytes": 9,
+        "bytes used": 7,
+        "withdrawn": False,
+    }.items() <= shown.items()
+    (shown,) = command.tell("serve", folder, "--withdraw-key", "alice")
+    assert shown["withdrawn"]
+    (shown,) = command.tell("serve", folder, "--limit-key", "alice")
+    assert shown["withdrawn"], "new limits do not bring a key back"
+    assert "of which there is a key" in command.error("serve", folder, "--new-key", "alice")
+    assert "expected the name of a key, got 'bob'" in command.error("serve", folder, "--withdraw-key", "bob")
+    assert "expected NAME=NUMBER" in command.error("serve", folder, "--new-key", "bob", "--limit", "jobs=many")
+    assert "expected --models" in command.error("serve", folder)
+
+
+def test_second_service_in_a_folder_is_refused(
+    service: Service, command: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interface, which has tests of its own, is not asked."""
+    monkeypatch.setitem(sys.modules, "tiebreak.node.finetuning.app", NO_INTERFACE)
+    monkeypatch.setenv(PASSPHRASE_VARIABLE, PASSPHRASE)
+    with Folder(service.store.folder, to_write=True) as folder, folder.lock():
+        given = ["serve", service.store.folder, "--models", service.models, "--port", free_port()]
+        assert "another process is working in this folder" in command(*given, code=1)
+    assert stat.S_IMODE((service.store.folder / "key.pem").stat().st_mode) == 0o600
 
 
 def make_service(folder: Path) -> None:
@@ -407,6 +453,34 @@ def test_job_succeeds_with_the_run_that_its_order_makes_by_hand(
     (model,) = [one for _, one in real.store.objects(KEY, "model")]
     Model.model_validate(model, strict=True)
     assert model["id"] == body["fine_tuned_model"] == f"ft:tiny::mine:{job[-8:]}"
+
+
+def test_server_ends_by_sigterm_and_leaves_no_process(service: Service) -> None:
+    """As under systemd: the process of the job under way is ended before the server is, and the exit code is 0."""
+    job, ready = service.order(), service.folder / "service" / "jobs"
+    keys.save_key(keys.new_key(), service.folder / "key.pem", PASSPHRASE)
+    code = RUN.format(command=stand_in("(folder / str(os.getpid())).touch()\ntime.sleep(1000)"))
+    server = subprocess.Popen([sys.executable, "-c", code, str(service.folder), str(free_port())])
+    until(lambda: any(one.name.isdigit() for one in (ready / job).glob("*")), WAIT)
+    (child,) = [int(one.name) for one in (ready / job).glob("*") if one.name.isdigit()]
+    server.terminate()
+    assert server.wait(WAIT) == 0
+    assert not Path(f"/proc/{child}").exists()
+    assert service.job(job)["status"] == "running"
+
+
+RUN = """
+import sys
+from pathlib import Path
+from tests.tiebreak.node.test_service_jobs import NO_INTERFACE, PASSPHRASE, Service
+sys.modules["tiebreak.node.finetuning.app"] = NO_INTERFACE
+from tiebreak.node.finetuning import process
+from tiebreak.node.log import Log
+own = Service(Path(sys.argv[1]))
+made = process.Scheduler(store=own.store, models=own.models, key=own.folder / "key.pem", passphrase=PASSPHRASE,
+                         notes=Log("service"), command={command!r})
+process.run_service(made, trainer="0x", host="127.0.0.1", port=int(sys.argv[2]))
+"""
 
 
 SERVE = """

@@ -132,14 +132,12 @@ class JobTraining:
         """Trains until the job is over, or is not to be trained any more. What is wrong with a job ends it alone."""
         try:
             self._train()
-        except SQLAlchemyError as error:  # no fault of the job, which is begun again
-            self._note(error)
         except Exception as error:
             self._note(error)
-            if isinstance(error, StorageError) or (isinstance(error, OSError) and error.errno in FULL):
+            if isinstance(error, StorageError) or getattr(error, "errno", 0) in FULL:
                 words = "The service's disk is full, so the job is paused. Nothing is lost: resume it later."
                 self._end("warn", words, status="paused")
-            else:
+            elif not isinstance(error, SQLAlchemyError):  # no fault of the job, which is begun again
                 self._fail(str(error) if isinstance(error, TiebreakError) else "")
         self._service.clear(self._id)
 
@@ -155,8 +153,7 @@ class JobTraining:
         tries = 0
         while self._is_wanted():
             before, code = self._told, self._attempt(settings)
-            text = (self._folder / "log").read_text("utf-8", "replace").strip()
-            line = text.rpartition("\n")[2]
+            *above, line = (self._folder / "log").read_text("utf-8", "replace").strip().split("\n")
             if not self._is_wanted():
                 return
             if code == 0:
@@ -164,7 +161,7 @@ class JobTraining:
                 return
             if any(os.strerror(number) in line for number in FULL):
                 raise StorageError(line)
-            if code in (1, 2) and line and not re.search("^Traceback", text, re.MULTILINE):
+            if code in (1, 2) and line and not any(one.startswith("Traceback") for one in above):
                 raise ConfigurationError(line.partition(": ")[2] or line)
             tries = 1 if self._told > before else tries + 1
             how = f"by signal {-code}; probably too little memory for this model" if code < 0 else f"with code {code}"
@@ -204,9 +201,8 @@ class JobTraining:
         shutil.rmtree(folder / "adapter", ignore_errors=True)
         given = {"output": folder, "key": self._service.key.resolve(), "keep": KEEP, "device": self._device}
         given |= asdict(settings) | {"threads": self._service.threads}
-        text = json.dumps({name: str(value) for name, value in given.items() if value is not None}, ensure_ascii=False)
-        write_file(folder / "config.yaml", text.encode())
-        command = [*self._service.command, str(folder), "finetune", "--config", str(folder / "config.yaml"), "--json"]
+        command = [*self._service.command, str(folder), "finetune", "--json"]
+        command += [f"--{name}={value}" for name, value in given.items() if value is not None]
         log.unlink(missing_ok=True)
         with log.open("ab") as errors, subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True, bufsize=0
@@ -269,27 +265,25 @@ class JobTraining:
 
     def _finish(self, settings: FineTuning) -> None:
         """Gives the customer the result files and the model, and ends the job, unless it was cancelled meanwhile."""
-        run, now, metrics = (
-            self._run or open_directory(self._folder / "run"),
-            int(time.time()),
-            self._folder / "metrics.csv",
-        )
+        run, metrics = self._run or open_directory(self._folder / "run"), self._folder / "metrics.csv"
         held, lines = _evaluations(run.path), ["step,train_loss,valid_loss\n"]
         lines += [f"{one['step']},{one['loss']!r},{held.get(int(one['step']), '')}\n" for one in run.metrics()]
         write_file(metrics, "".join(lines).encode())
         sent = [part.name for part in parts(run, run.job.checkpoints, states=True) if part.name not in UNSENT]
         files = {f"adapter/{path.name}": path for path in sorted((self._folder / "adapter").iterdir())}
         files |= {metrics.name: metrics} | {f"run/{name}": run.path / name for name in sent}
+        ids = {name: self._new_id("file", name) for name in files}
         for name, path in files.items():
-            _link(path, self._store.path(self._new_id("file", name)))
+            _link(path, self._store.path(ids[name]))
             more = {"filename": name, "purpose": "fine-tune-results", "status": "processed"}
             self._add("file", name, amount=path.stat().st_size, bytes=path.stat().st_size, **more)
+        now, tokens = int(time.time()), run.job.steps * settings.batch * settings.length
         self._add("model", "", id=self._model, created=now, owned_by=self._owner)
-        made, tokens = [self._new_id("file", name) for name in files], run.job.steps * settings.batch * settings.length
-        if not self._end("info", "The job has succeeded.", status="succeeded", finished_at=now, result_files=made,
-                         fine_tuned_model=self._model, trained_tokens=tokens, amount=tokens):  # fmt: skip
-            for one in (*made, self._model):
-                self._store.remove(one)
+        changes = {"status": "succeeded", "finished_at": now, "trained_tokens": tokens, "result_files": [*ids.values()]}
+        words = "The job has succeeded."
+        if not self._end("info", words, amount=tokens, fine_tuned_model=self._model, **changes):
+            for made in (*ids.values(), self._model):
+                self._store.remove(made)
 
     def _fail(self, text: str) -> None:
         """Ends the job with what is wrong in words, in which no path of this machine occurs."""
