@@ -312,6 +312,7 @@ EXTRAS = {
     "tiebreak.protocol.chain": ["chain"],
     "tiebreak.api.watching.sampling": ["monitor"],
     "tiebreak.lab.sim": ["chain", "sim"],
+    "tiebreak.node.finetuning": ["serve"],
     "tiebreak.node": ["chain", "node"],
     "tiebreak.lab.demo": ["chain", "sim", "demo"],
 }

@@ -188,7 +188,7 @@ def test_processes_that_die_are_started_again_until_they_make_no_progress(
     with service.running(*stand_in(f"if number < {TRIES}: print(number)\n{code}")):
         error = service.ends(job, "failed")["error"]
         service.ends(other, "failed")
-    assert error["message"] == f"the training was ended {TRIES} times without a new checkpoint, at last {how}"
+    assert error["message"] == f"the training was ended {TRIES} times without a new checkpoint, last {how}"
     assert [one["level"] for one in service.of(job, "event")] == ["info", *["warn"] * (TRIES - 1), "error"]
     assert "secret" not in json.dumps(service.of(job, "event"))
 

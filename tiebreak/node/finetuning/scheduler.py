@@ -166,9 +166,7 @@ class JobTraining:
             tries = 1 if self._told > before else tries + 1
             how = f"by signal {-code}; probably too little memory for this model" if code < 0 else f"with code {code}"
             if tries == TRIES:
-                raise ConfigurationError(
-                    f"the training was ended {tries} times without a new checkpoint, at last {how}"
-                )
+                raise ConfigurationError(f"the training was ended {tries} times without a new checkpoint, last {how}")
             self._note(f"its process ended {how}: {line}")
             self._say("warn", f"The training was ended {how}. It goes on from its last checkpoint.")
 
