@@ -11,11 +11,12 @@ COPY corpus corpus
 COPY tiebreak tiebreak
 # Where another build of torch is, such as the smaller one for processors alone.
 ARG PIP_EXTRA_INDEX_URL=
+ARG TIEBREAK_EXTRAS=node,postgres,train
 # torch names the Triton that it needs.
 RUN python scripts/constraints.py --pins > all.txt \
     && grep -v "^triton==" all.txt > pins.txt \
     && python -m venv /usr/local/tiebreak \
-    && PIP_CONSTRAINT=pins.txt TIEBREAK_KERNELS="$(uname -m)" /usr/local/tiebreak/bin/pip install --no-cache-dir '.[node,postgres,train]'
+    && PIP_CONSTRAINT=pins.txt TIEBREAK_KERNELS="$(uname -m)" /usr/local/tiebreak/bin/pip install --no-cache-dir ".[$TIEBREAK_EXTRAS]"
 
 FROM python:3.11-slim-bookworm@sha256:a36c24f9cbdf4fd0f52d67f0823eeac19c2028c637cecc392d97f980d4fec56b
 # hadolint ignore=DL3008

@@ -281,6 +281,7 @@ def test_what_is_light_imports_no_torch() -> None:
     for module in LIGHT:
         assert ways_to({"torch"}, f"tiebreak.api.{module}", executed()) == [], module
     assert ways_to({"torch"}, "tiebreak.node.hub.process", executed()) == []
+    assert ways_to({"torch"}, "tiebreak.node.finetuning.scheduler", executed()) == []
     assert ways_to({"torch"}, "tiebreak.api.certification.issuance", executed()) != []
 
 

@@ -38,14 +38,15 @@ def test_commands_in_the_operators_page_exist(cases: Callable[[], None]) -> None
 
 def test_services_run_what_they_are_named_after() -> None:
     services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
-    assert set(services) == {"chain", "hub", "client", "trainer", "trainer-cuda", "auditor"}
+    assert set(services) == {"chain", "hub", "client", "trainer", "trainer-cuda", "auditor", "serve"}
     assert services["trainer-cuda"]["gpus"] == "all"
-    assert services["trainer-cuda"]["profiles"] == ["gpu"], "only on request"
+    assert [services[name]["profiles"] for name in ("trainer-cuda", "serve")] == [["gpu"], ["serve"]], "only on request"
     for name, service in services.items():
         if name != "chain":
             assert service["command"][0] == name.removesuffix("-cuda")
             assert service["cap_drop"] == ["ALL"]
-            assert [volume.split(":")[1] for volume in service["volumes"]] == ["/party"]
+            own = ["/models:ro"] if name == "serve" else []
+            assert [volume.rpartition("}")[2].split(":", 1)[1] for volume in service["volumes"]] == ["/party", *own]
 
 
 def interpolated(value: Any, environment: Mapping[str, str]) -> Any:
@@ -285,7 +286,7 @@ def test_containers_carry_what_the_package_needs(file: str) -> None:
 
 
 def test_units_run_what_they_are_named_after(cases: Callable[[], None]) -> None:
-    assert len(UNITS) == 3
+    assert len(UNITS) == 4
     for unit in UNITS:
         text = unit.read_text()
         (command,) = re.findall(r"^ExecStart=/usr/local/tiebreak/bin/tiebreak (\w+) ", text, flags=re.MULTILINE)

@@ -153,7 +153,7 @@ def test_the_help_of_all_commands_fits_a_screen(monkeypatch: pytest.MonkeyPatch)
     assert [line[:-1] for line in lines if re.fullmatch(r"\w.*:", line)] == [*command_groups()]
     for name, about in COMMANDS.items():
         assert f"  {name:<9}  {about}" in lines
-    assert sum(map(len, command_groups().values())) == len(COMMANDS) <= 32
+    assert sum(map(len, command_groups().values())) == len(COMMANDS) <= 34
 
 
 @pytest.mark.parametrize(("wrong", "right"), [("trian", "train"), ("audti", "audit"), ("owner", "ownership")])
@@ -416,6 +416,7 @@ IMPORTS = {
     "demo": "tiebreak.lab.commands.demo, tiebreak.lab.demo.run",
     "simulate": "tiebreak.lab.commands.simulate, tiebreak.lab.sim.games.disputes",
     "finetune": "tiebreak.cli.finetune, tiebreak.api.training.finetuning, tiebreak.api.training.templates",
+    "serve": "tiebreak.cli.serve, tiebreak.node.finetuning.process",
     "up": "tiebreak.lab.commands.up, tiebreak.lab.network.local_network",
     "hub": "tiebreak.cli.party, tiebreak.node.hub.process",
     "trainer": "tiebreak.cli.party, tiebreak.node.process, tiebreak.node.worker_tasks",
@@ -438,7 +439,8 @@ def names_in(extra: str) -> set[str]:
 def test_a_command_imports_no_more_than_its_extra_brings(name: str) -> None:
     """Imports where every library that is ours to name and that its extra does not bring is kept away."""
     brought = set().union(*map(names_in, filter(None, NEEDS.get(name, "").split(","))))
-    others = names_in("dev") - brought - ({"h11", "anyio"} if name == "finetune" else set())  # hf's own bring these
+    by_others = {"h11", "anyio"} if name in ("finetune", "serve") else set()
+    others = names_in("dev") - brought - by_others
     kept_away = [lib for lib, dists in packages_distributions().items() if lib in EXTRAS and set(dists) <= others]
     assert len(kept_away) > 3
     code = f"import sys\nfor name in {kept_away!r}:\n    sys.modules[name] = None\nimport {IMPORTS[name]}"

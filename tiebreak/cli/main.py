@@ -77,6 +77,7 @@ CORE: Final = CommandSet(
         },
         "Train": {
             "finetune": "Fine-tune a model by LoRA, as a run that anyone can check.",
+            "serve": "Run a fine-tuning service for OpenAI's clients.",
             "data": "Import datasets, and show the ids of arrays.",
             "capture": "Capture TASK as a program that runs anywhere without its code.",
             "calibrate": "Measure how far sums differ between machines, for a policy.",
@@ -114,7 +115,7 @@ CORE: Final = CommandSet(
     | dict.fromkeys(["verify", "ownership"], "certify")
     | dict.fromkeys(["publish", "fetch", "weights"], "share")
     | dict.fromkeys(["client", "trainer", "auditor", "watcher", "hub"], "party"),
-    needs={"finetune": "finetune", "hub": "node"}
+    needs={"finetune": "finetune", "hub": "node", "serve": "serve"}
     | dict.fromkeys(["doctor", "corpus run", "data", "capture", "calibrate", "agree", "train", "weights"], "train")
     | dict.fromkeys(["audit", "monitor", "dispute", "certify", "ownership prove"], "train")
     | dict.fromkeys(["client", "trainer", "auditor", "watcher", "publish", "fetch"], "node,train"),
@@ -132,6 +133,7 @@ EXTRAS: Final = {
     **dict.fromkeys(["anyio", "h11", "prometheus_client", "sqlalchemy", "starlette", "uvicorn"], "node"),
     **dict.fromkeys(["datasets", "pyarrow", "tokenizers", "transformers"], "hf"),
     **dict.fromkeys(["peft", "trl", "yaml"], "finetune"),
+    **dict.fromkeys(["jsonschema", "multipart", "python_multipart"], "serve"),
 }
 """Optional libraries, and the extra of the package that installs each."""
 
