@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -16,6 +17,8 @@ from tiebreak.engine.arithmetic.backend import builds, launches
 from tiebreak.engine.data import hashing
 from tiebreak.engine.data.disk import Folder, storing
 
+LIBRARIES: Final = ("transformers", "tokenizers", "peft")
+"""Libraries that make what is captured: with other versions the program of the same settings may be another one."""
 _KEY = "own-work.key"
 _KEY_BYTES = 32
 
@@ -40,11 +43,16 @@ def describe() -> tuple[tuple[str, str], ...]:
     own = "not installed"
     with suppress(PackageNotFoundError):  # of a plain copy of the sources
         own = version("tiebreak")
+    captured_by = list[tuple[str, str]]()
+    for name in LIBRARIES:
+        with suppress(PackageNotFoundError):
+            captured_by.append((name, version(name)))
     return (
         ("tiebreak", own),
         ("python", platform.python_version()),
         ("torch", torch.__version__),
         ("numpy", version("numpy")),
+        *captured_by,
         ("system", f"{platform.system()} {platform.machine()}"),
         ("cpu", cpu_name()),
         ("cores", str(system.usable_cores())),

@@ -57,8 +57,6 @@ def finetune(
     these sentences and each evaluation as they come.
     """
     settings, found = prepared.settings, windows(prepared.settings, prepared.training)
-    each = settings.batch * settings.accumulation
-    steps = settings.steps or max(1, int((settings.epochs or 1) * len(found.ids)) // each)
     for line in found.lines:
         tell(line)
     evaluate = None
@@ -73,17 +71,26 @@ def finetune(
             with (directory / LOSSES).open("a") as file:
                 file.write(json.dumps({"step": step.number, "loss": step.metrics[LOSS]}) + "\n")
 
-    model = _adapted(settings)
-    task = Task(
-        model, _loss, data={"input_ids": found.ids, "labels": found.labels}, optimizer=AdamW(lr=settings.rate),
-        batch=settings.batch, steps=steps, accumulation=settings.accumulation, clip=Clip(norm=1.0),
-        schedule=_schedule(settings, steps), seed=settings.seed, evaluate=evaluate,
-    )  # fmt: skip
+    task = task_of(settings, found, evaluate)
+    model = task.model
     run = agree(task, directory, client=new_key(), trainer=key, machine=machine)
     remember(directory / TUNING, prepared.remembered)
     run.resume(key, progress=progress, keep=keep, callbacks=[measured])
     model.load_state_dict(run.state_dict())
     return run, model.eval(), found.lines
+
+
+def task_of(
+    settings: FineTuning, found: TokenWindows, evaluate: Callable[[nn.Module], dict[str, float]] | None = None
+) -> Task:
+    """What is trained: the model with new adapters, over these windows."""
+    each = settings.batch * settings.accumulation
+    steps = settings.steps or max(1, int((settings.epochs or 1) * len(found.ids)) // each)
+    return Task(
+        _adapted(settings), _loss, data={"input_ids": found.ids, "labels": found.labels},
+        optimizer=AdamW(lr=settings.rate), batch=settings.batch, steps=steps, accumulation=settings.accumulation,
+        clip=Clip(norm=1.0), schedule=_schedule(settings, steps), seed=settings.seed, evaluate=evaluate,
+    )  # fmt: skip
 
 
 def description(prepared: Prepared, run: Run, data: list[str]) -> str:

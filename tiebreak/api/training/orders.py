@@ -17,6 +17,8 @@ AUTO: Final = {"n_epochs": 3, "batch_size": 1, "learning_rate_multiplier": 1.0}
 RATE: Final = 2e-4
 """The learning rate of multiplier 1."""
 MAX_LENGTH: Final = 1024
+MOST: Final = {"n_epochs": 50, "batch_size": 256, "learning_rate_multiplier": 1e6}
+"""The most that each may be; so an order in a stranger's words cannot take all memory."""
 _BYTES_A_TOKEN: Final = 16
 """So a file that is checked has several windows, whatever the tokenizer."""
 
@@ -34,6 +36,10 @@ def settings_of(order: Mapping[str, Any], model: Path, data: Path, evaluation: P
     found, seed = hyperparameters(order), order.get("seed")
     if not isinstance(seed, int):
         raise ConfigurationError(f"expected an order with its seed, which the service names, got {seed}")
+    for name, most in MOST.items():
+        kinds = (int,) if name == "batch_size" else (int, float)
+        if type(found[name]) not in kinds or not 0 < found[name] <= most:
+            raise ConfigurationError(f"expected a number up to {most:g} for {name}, got {str(found[name])[:80]!r}")
     most = positions(json.loads(read_file(model / "config.json", MAX_FILE_BYTES))) or MAX_LENGTH
     length = min(MAX_LENGTH, most, max(8, 1 << (data.stat().st_size // _BYTES_A_TOKEN).bit_length() - 1))
     return FineTuning(

@@ -7,12 +7,13 @@ instruction, output  Alpaca's: what the user asks, with `input` below it, and th
 text                 a text; not read in a row of another form
 """
 
+import json
 from collections.abc import Iterator
 from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tiebreak.engine.data.text import lines
+from tiebreak.engine.data.text import MAX_TEXT_BYTES, lines
 from tiebreak.protocol.errors import ConfigurationError, own_file
 from tiebreak.protocol.strict_json import parse_json
 
@@ -23,6 +24,9 @@ TEMPLATE: Final = ("tools", "documents", "chat_template_kwargs")
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "observation")
 SPEAKERS: Final = {"human": "user", "gpt": "assistant"}
 SUFFIXES: Final = (".jsonl", ".json", ".parquet")
+PREFERRED: Final = "preferred_output"
+"""The column that tells a row of preferences from one of conversations."""
+MAX_FAULTS: Final = 1000
 
 
 class Example(NamedTuple):
@@ -53,6 +57,37 @@ def read(path: Path) -> ReadRows:
     return found
 
 
+def faults(path: Path, method: str | None = None) -> list[str]:
+    """What is wrong with a .jsonl file, line by line; empty if each line that is not blank is a row, and there is one.
+
+    No row stays in memory. method: `supervised` or `dpo`; None: rows of either. After `MAX_FAULTS` faults no further
+    line is read.
+    """
+    found, number, count = list[str](), 0, 0
+    with path.open("rb") as file:
+        while (line := file.readline(MAX_TEXT_BYTES + 1)) and len(found) < MAX_FAULTS:
+            number, where = number + 1, f"line {number + 1}"
+            is_long, end = len(line) > MAX_TEXT_BYTES, line
+            while is_long and not end.endswith(b"\n") and (end := file.readline(MAX_TEXT_BYTES)):
+                pass
+            try:
+                _require(not is_long, where, f"a row of at most {MAX_TEXT_BYTES:,} bytes", "a longer one")
+                if line.strip():
+                    count += 1
+                    row = _parsed(where, line)
+                    _require(isinstance(row, dict), where, "an object", type(row).__name__)
+                    row = {name: value for name, value in row.items() if value is not None}
+                    expected = "no" if method == "supervised" else "a"
+                    wrong = method is not None and (PREFERRED in row) != (method == "dpo")
+                    _require(not wrong, where, f"{expected} {PREFERRED} in a row of method {method}", ", ".join(row))
+                    _example(where, row)
+            except ConfigurationError as error:
+                found.append(str(error))
+    if len(found) == MAX_FAULTS:
+        found.append(f"after line {number}: expected at most {MAX_FAULTS:,} faults, got no further: no more was read")
+    return found or ([] if count else ["line 1: expected at least one row, got none"])
+
+
 def digest(path: Path) -> str:
     """The SHA-256 of a file, or of the list of files in a folder, in hex."""
     if path.is_dir():
@@ -80,7 +115,10 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 def _parsed(where: str, text: bytes) -> Any:
     try:
-        return parse_json(text, depth=64)
+        found = parse_json(text, depth=64)
+        if b"\\u" in text:
+            json.dumps(found, ensure_ascii=False).encode()  # half of a pair of surrogates is no text for a tokenizer
+        return found
     except ValueError as error:
         raise ConfigurationError(f"{where}: expected JSON, got something else: {error}") from error
 
@@ -127,7 +165,9 @@ def _example(where: str, row: dict[str, Any]) -> Example:
         return Example(where, [], 0, "".join(values), len("".join(values[:-1])), {}, unused)
     more = {name: row[name] for name in TEMPLATE[:2] if name in row}
     for name, value in more.items():
-        more[name] = _parsed(f"{where}, {name}", value.encode()) if isinstance(value, str) else value
+        more[name] = (
+            _parsed(f"{where}, {name}", value.encode("utf-8", "surrogatepass")) if isinstance(value, str) else value
+        )
         _require(isinstance(more[name], list), f"{where}, {name}", "a list", value)
     kwargs = row.get("chat_template_kwargs", {})
     _require(isinstance(kwargs, dict), f"{where}, chat_template_kwargs", "an object", kwargs)
