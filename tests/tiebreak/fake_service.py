@@ -13,8 +13,10 @@ from urllib.parse import parse_qs, urlsplit
 from tiebreak.api.certification import issuance
 from tiebreak.api.machine import Machine
 from tiebreak.api.training import orders
-from tiebreak.api.training.finetuning import finetune, save
+from tiebreak.api.training.finetuning import finetune, save, task_of, windows
 from tiebreak.api.training.reading import open_directory
+from tiebreak.api.training.runs import Run
+from tiebreak.api.training.settings import TUNING
 from tiebreak.engine.run.directory import DATA, RunDirectory
 from tiebreak.node.parts import parts
 from tiebreak.protocol.commitments.job import Head, SignedHead
@@ -45,11 +47,11 @@ class Shown:
                 events = [{"id": f"ftevent-{number}", **event} for number, event in enumerate(self.events)][::-1]
                 names = [event["id"] for event in events]
                 at = names.index(query["after"][0]) + 1 if "after" in query else 0
-                found = events[at : at + int(query["limit"][0])]
-                return {"object": "list", "data": found, "has_more": at + len(found) < len(events)}
+                part = events[at : at + int(query["limit"][0])]
+                return {"object": "list", "data": part, "has_more": at + len(part) < len(events)}
             case ["v1", "files", name] if name in ids:
-                found = self.files[ids[name]]
-                return {"id": name, "filename": ids[name], "bytes": self.sizes.get(ids[name], len(found))}
+                size = self.sizes.get(ids[name], len(self.files[ids[name]]))
+                return {"id": name, "filename": ids[name], "bytes": size}
             case ["v1", "files", name, "content"] if name in ids:
                 return self.files[ids[name]]
         return None
@@ -96,6 +98,14 @@ def train(order: Json, base: Path, data: Path, out: Path, key: PrivateKey, threa
     assert run.finished
 
 
+def save_state(order: Json, base: Path, data: Path, run: Run, step: int, folder: Path) -> None:
+    """Saves the adapter that a run had after a step."""
+    settings = orders.settings_of(order, base, data)
+    model = task_of(settings, windows(settings, settings.check(folder).training)).model
+    model.load_state_dict(run.state_dict(step))
+    save(settings, model, folder)
+
+
 def certify(out: Path, key: PrivateKey) -> None:
     """Certifies the adapter of a folder."""
     adapter = out / "adapter"
@@ -104,26 +114,28 @@ def certify(out: Path, key: PrivateKey) -> None:
     (adapter / "README.md").write_text("# Adapters\n")
 
 
-def show(order: Json, out: Path, key: PrivateKey, batch: int = 1, length: int = 0) -> Shown:
+def show(order: Json, out: Path, key: PrivateKey) -> Shown:
     """What an honest service shows of the job of an order that was trained in a folder."""
     run = open_directory(out / "run")
-    job, domain = run.job, run.agreement.domain
-    method = {"type": "supervised", "supervised": {"hyperparameters": orders.hyperparameters(order)}}
+    job, domain, tuning = run.job, run.agreement.domain, json.loads((out / "run" / TUNING).read_text())
+    method: Json = {"type": "supervised", "supervised": {"hyperparameters": orders.hyperparameters(order)}}
     files = {f"adapter/{path.name}": path.read_bytes() for path in sorted((out / "adapter").iterdir())}
     lines = [f"{line['step']},{line['loss']!r}," for line in run.metrics()]
     files["metrics.csv"] = "\n".join(["step,train_loss,valid_loss", *lines]).encode()
     kept = [part for part in parts(run, job.checkpoints, states=True) if part.name not in (DATA, first(run))]
     files |= {f"run/{part.name}": (run.path / part.name).read_bytes()[: part.size] for part in kept}
-    events = [{"object": "fine_tuning.job.event", "type": "message", "message": "The job has begun.", "data": None}]
+    events: list[Json] = [
+        {"object": "fine_tuning.job.event", "type": "message", "message": "The job has begun.", "data": None}
+    ]
     for count, record in enumerate(run.records(), 1):
         head = SignedHead.sign(Head(job_id=job.id, count=count, run_root=run.root(count)), domain, key)
-        data = {"step": record.step, "total_steps": job.steps, "train_loss": float32.to_float(record.loss_bits)}
+        data: Json = {"step": record.step, "total_steps": job.steps, "train_loss": float32.to_float(record.loss_bits)}
         events.append({"type": "metrics", "message": "", "data": {**data, "head": head.encode().hex()}})
     body = {
         "id": "ftjob-1", "object": "fine_tuning.job", "model": order["model"], "seed": order["seed"],
         "hyperparameters": orders.hyperparameters(order), "method": method, "status": "succeeded",
         "training_file": order["training_file"], "validation_file": None, "fine_tuned_model": "ft:tiny::x",
-        "user_provided_suffix": order.get("suffix"), "trained_tokens": job.steps * batch * length or None,
+        "user_provided_suffix": order.get("suffix"), "trained_tokens": job.steps * tuning["batch"] * tuning["length"],
     }  # fmt: skip
     return Shown(job=body, events=events, files=files)
 

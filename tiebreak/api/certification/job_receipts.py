@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from tiebreak.api.certification import certificates
 from tiebreak.api.certification.certificates import SignedCertificate
+from tiebreak.api.certification.folders import ADAPTER as ADAPTER_CONFIG
 from tiebreak.api.training.orders import hyperparameters
 from tiebreak.engine.data.disk import Folder
 from tiebreak.engine.run.directory import RECORD_BYTES
@@ -146,15 +147,17 @@ def _check_adapter(receipt: JobReceipt, base: Path | None, require: Sequence[Add
         files.check()
     receipt.signed = certificates.read_certificate(path)
     receipt.notes.append(f"The trainer is 0x{receipt.signed.certificate.job.trainer.hex()} (--require).")
-    signed, found = certificates.verify(folder, path, require=require)  # (2)
+    certificate = receipt.signed.certificate
+    names = [*certificate.files, *([ADAPTER_CONFIG] if certificate.adapter else []), *(certificate.others or {})]
+    if missing := [name for name in names if not (folder / name).exists()]:
+        raise CannotCheck(f"expected all files that were signed for, got no {ADAPTER}/{missing[0]}")
+    _, found = certificates.verify(folder, path, require=require)  # (2)
     for name in sorted(found.different):
-        if not (folder / name).exists():
-            raise CannotCheck(f"expected the service's file {ADAPTER}/{name}, which was signed for, got none")
         raise VerificationError(f"{ADAPTER}/{name}: expected the file that was signed for, got another one")
     if base is not None:
         with own_file():
             tensors = certificates.read_weights(base).tensors
-        signed.certificate.check_base(found.tensors, tensors)  # (3)
+        certificate.check_base(found.tensors, tensors)  # (3)
         receipt.checked.append(f"{base} is the base that the adapter was trained on.")
 
 
@@ -207,7 +210,7 @@ def _check_events(receipt: JobReceipt, signed: SignedCertificate) -> None:
 
 
 def _check_metrics(receipt: JobReceipt) -> None:
-    text = receipt.read(METRICS, MAX_LINES_BYTES).decode("utf-8", "replace").strip()
+    text = receipt.read(METRICS, MAX_LINES_BYTES).decode("utf-8", "replace").replace("\r\n", "\n").strip()
     rows = _ROW.findall(text)
     if len(rows) != text.count("\n") or not text.startswith(f"step,{LOSS}"):
         raise CannotCheck(f"{METRICS}: expected lines of step and {LOSS}, got others")
