@@ -38,11 +38,16 @@ ORDER: Json = {
     "model": "tiny", "training_file": "file-1", "seed": 5, "suffix": "mine",
     "hyperparameters": {"n_epochs": 4, "batch_size": 1, "learning_rate_multiplier": 50},
 }  # fmt: skip
-STEPS = 16
-"""Those that the order takes; each is a segment of its own."""
+STEPS, SEGMENTS = 32, 11
+"""Those that the order takes: segments of three steps, and one of two."""
 
 
 def rows(count: int = 12) -> list[Json]:
+    """Pairs of texts: conversations would start a process for the chat template each time."""
+    return [{"prompt": q, "completion": a} for q, a in zip(texts(count, 1), texts(count, 2), strict=True)]
+
+
+def conversations(count: int = 12) -> list[Json]:
     said = zip(texts(count, 1), texts(count, 2), strict=True)
     return [{"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]} for q, a in said]
 
@@ -124,11 +129,11 @@ def test_a_whole_receipt_of_an_honest_service(customer: Customer, tmp_path: Path
     found = customer.check(shown, "--output", tmp_path / "receipt", "--seed", "mine", full=True)
     assert (found["false"], found["unchecked"]) == ([], [])
     assert found["ordered"]["n_epochs"] == 4
-    assert "16 of 16 checkpoints have an event with a signed head." in found["notes"]
+    assert "11 of 11 checkpoints have an event with a signed head." in found["notes"]
     honest = open_directory(customer.here / "out" / "run")
     drawn = draw_segments(honest.job.checkpoints, 3, b"mine", honest.root())
-    assert f"Replayed: segments {', '.join(str(n + 1) for n in drawn)} of {STEPS}" in " ".join(found["notes"])
-    assert "Of 1 false segments among 16, such a draw of 3 finds one with probability 0.188" in " ".join(found["notes"])
+    assert f"Replayed: segments {', '.join(str(n + 1) for n in drawn)} of {SEGMENTS}" in " ".join(found["notes"])
+    assert "Of 1 false segments among 11, such a draw of 3 finds one with probability 0.273" in " ".join(found["notes"])
     files = sorted(path.relative_to(tmp_path / "receipt").as_posix() for path in (tmp_path / "receipt").rglob("*.*"))
     assert set(files) == {*shown.files, "job.json", "events.jsonl"}
 
@@ -158,12 +163,13 @@ def test_what_is_missing_is_unchecked_and_convicts_nobody(customer: Customer) ->
     shown.job["status"] = "running"
     assert "got status 'running'" in customer.check(shown, code=3)["unchecked"][0]
     shown.events.clear()
-    assert "0 of 16 checkpoints have an event" in customer.check(shown, code=3)["notes"][1]
+    assert "0 of 11 checkpoints have an event" in customer.check(shown, code=3)["notes"][1]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_an_honest_service_with_other_threads_is_not_accused(customer: Customer, threads: int) -> None:
+    write(customer.here / "chat.jsonl", conversations())
     assert customer.check(customer.trained(f"threads{threads}", threads=threads), full=True)["false"] == []
 
 
@@ -219,7 +225,7 @@ def made_up_csv(shown: Shown, _: Customer) -> None:
 
 
 def doubled_csv(shown: Shown, _: Customer) -> None:
-    shown.files["metrics.csv"] += b"\r\n16,0.01,"
+    shown.files["metrics.csv"] += b"\r\n32,0.01,"
 
 
 def made_up_event(shown: Shown, _: Customer) -> None:
@@ -261,13 +267,13 @@ LIES: dict[Callable[[Shown, Customer], None], str] = {
     made_up_weights: "weights: expected tensors under state root",
     other_scale: "expected the folder of an adapter whose adapter_config.json has SHA-256",
     other_template: "'chat_template.jinja, not as it was signed for'",
-    made_up_csv: "metrics.csv: expected the loss of step 16 that was signed",
+    made_up_csv: "metrics.csv: expected the loss of step 32 that was signed",
     doubled_csv: "metrics.csv: expected each step once",
-    made_up_event: "events.jsonl, line 1: expected the loss of step 16",
+    made_up_event: "events.jsonl, line 1: expected the loss of step 32",
     unsigned_head: "expected a signature",
     two_histories: "the trainer signed two histories",
-    head_of_another_step: "expected the head of step 9, got that of checkpoint 8",
-    cut_records: "records.bin: expected 16 records, as was signed, got 1140 bytes",
+    head_of_another_step: "expected the head of step 27, got that of checkpoint 8",
+    cut_records: "records.bin: expected 11 records, as was signed, got 760 bytes",
     other_records: "records.bin: expected the signed root",
 }
 
@@ -465,22 +471,22 @@ def test_a_checkpoint_sold_as_the_end_convicts(customer: Customer) -> None:
 
 
 def forge(customer: Customer, first: int, *, last: int) -> Shown:
-    """The end of the honest run, trained again from a state after step `last` that is made up.
+    """The honest run, trained again from a made-up state of checkpoint `last`, counted from 1.
 
-    The records of the steps from `first` on before it have roots of no state.
+    The records from checkpoint `first` to the one before it have roots of no state.
     """
     out = shutil.copytree(customer.here / "out", customer.here / "forged")
     made = RunDirectory.open(out / "run")
-    records, state = made.records(), made.state(15 if last > 15 else 5)
+    records, state, step = made.records(), made.state(15), made.job.last_step(last - 1)
     name = next(name for name in state if name.endswith("lora_B.default.weight"))
     state[name] = state[name] + 1
     (made.path / "records.bin").write_bytes(b"".join(record.encode() for record in records[: first - 1]))
     for path in (*(made.path / "heads").iterdir(), *(made.path / "checkpoints").iterdir()):
-        if path.name.endswith(".bin") or int(path.stem) >= first:
+        if path.suffix == ".bin" or int(path.stem) >= made.job.first_step(first - 1):
             path.unlink()
     for record in records[first - 1 : last - 1]:
         made.append_record(replace(record, state_root=Digest(bytes([record.step]) * 32)))
-    made.write_state(last, state)
+    made.write_state(step, state)
     made.append_record(replace(records[last - 1], state_root=state_tree(identities(state)).root))
     head = Head(job_id=made.job.id, count=last, run_root=made.root())
     made.write_head(SignedHead.sign(head, made.agreement.domain, customer.key))
@@ -492,24 +498,31 @@ def forge(customer: Customer, first: int, *, last: int) -> Shown:
 def test_one_false_segment_is_found_by_replaying_it(customer: Customer) -> None:
     shown = forge(customer, 6, last=6)
     root = open_directory(customer.here / "forged" / "run").root()
-    drawn = {seed: draw_segments(STEPS, 2, seed.encode(), root) for seed in map(str, range(40))}
+    drawn = {seed: draw_segments(SEGMENTS, 2, seed.encode(), root) for seed in map(str, range(100))}
     hit = next(seed for seed, segments in drawn.items() if 5 in segments)
     miss = next(seed for seed, segments in drawn.items() if not {*segments} & {5, 6, 7, 8, 9})
-    assert "steps 6 to 6 were not computed as was signed" in customer.convicts(
-        shown, "--replay", 2, "--seed", hit, full=True
-    )
+    said = customer.convicts(shown, "--replay", 2, "--seed", hit, full=True)
+    assert "steps 16 to 18 were not computed as was signed" in said
     customer.check(shown, "--replay", 2, "--seed", miss, full=True)
-    assert sum(5 in segments for segments in drawn.values()) / 40 == pytest.approx(2 / STEPS, abs=0.1)
-    assert detection_probability(STEPS, 2, 1) == pytest.approx(2 / STEPS)
+    share = sum(5 in segments for segments in drawn.values()) / len(drawn)
+    assert share == pytest.approx(detection_probability(SEGMENTS, 2, 1), abs=0.12)
 
 
 @pytest.mark.slow
-def test_a_run_that_nobody_computed_is_found_by_replaying_a_twentieth(customer: Customer) -> None:
-    shown = forge(customer, 1, last=STEPS)
-    for seed in range(3):
+def test_a_run_that_nobody_computed_is_found_by_any_segment(customer: Customer) -> None:
+    shown = forge(customer, 1, last=SEGMENTS)
+    for seed in range(2):
         said = customer.convicts(shown, "--replay", 1, "--seed", seed, full=True)
         assert "were not computed as was signed" in said
     assert detection_probability(200, 10, 100) > 0.999, "5 % of the segments, when half of them are false"
+
+
+@pytest.mark.slow
+def test_a_made_up_loss_between_checkpoints_is_found_by_its_replay(customer: Customer) -> None:
+    shown = customer.honest
+    lines = shown.files["metrics.csv"].decode().splitlines()
+    shown.files["metrics.csv"] = "\n".join([*lines[:5], "5,0.5,", *lines[6:]]).encode()
+    assert "metrics.csv, step 5: expected the loss" in customer.convicts(shown, "--replay", SEGMENTS, full=True)
 
 
 @pytest.mark.slow
