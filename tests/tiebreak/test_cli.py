@@ -116,7 +116,7 @@ def every_command(group: click.Group = tiebreak, path: str = "tiebreak") -> Iter
 FRAGMENTS = re.compile(r"(Of|By|As|Where|What|Which|Who|When|How|In which|Also all) ")
 """The beginnings of helps that leave a reader to guess the rest of the sentence."""
 SILENT = {"demo", "hub", "simulate", "up", "client", "trainer", "auditor", "watcher", "data import", "data", "chain",
-          "corpus", "ownership"}  # fmt: skip
+          "corpus", "ownership", "receipt"}  # fmt: skip
 """Commands that run until they are stopped, write a report into files, or only have commands below them."""
 
 
@@ -153,7 +153,7 @@ def test_the_help_of_all_commands_fits_a_screen(monkeypatch: pytest.MonkeyPatch)
     assert [line[:-1] for line in lines if re.fullmatch(r"\w.*:", line)] == [*command_groups()]
     for name, about in COMMANDS.items():
         assert f"  {name:<9}  {about}" in lines
-    assert sum(map(len, command_groups().values())) == len(COMMANDS) <= 32
+    assert sum(map(len, command_groups().values())) == len(COMMANDS) <= 34
 
 
 @pytest.mark.parametrize(("wrong", "right"), [("trian", "train"), ("audti", "audit"), ("owner", "ownership")])

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.parts import slow_except
 from tests.tiebreak import fake_service
-from tests.tiebreak.fake_service import KEY, Json, Shown, serving, show, train
+from tests.tiebreak.fake_service import KEY, Json, Shown, certify, serving, show, train
 from tests.tiebreak.hf_cases import llama, texts, tokenizer
 from tests.tiebreak.parties import PASSPHRASE, Commands, Once
 from tiebreak import api
@@ -431,7 +430,8 @@ CHEATS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", slow_except(CHEATS, nightly=["another seed", "another scale", "doubled examples"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHEATS)
 def test_training_something_else_convicts(customer: Customer, name: str) -> None:
     changes, root = CHEATS[name]
     if "data" in changes:
@@ -439,6 +439,21 @@ def test_training_something_else_convicts(customer: Customer, name: str) -> None
     said = customer.convicts(customer.trained("cheat", **changes), full=True)
     assert f"another job than the order's was trained: expected {root} " in said or f"; {root}" in said, said
     assert root in said
+
+
+@pytest.mark.slow
+def test_a_bill_for_more_tokens_or_another_template_convicts(customer: Customer) -> None:
+    shown = customer.honest
+    shown.job["trained_tokens"] += 1
+    assert "got a bill for" in customer.convicts(shown, "--replay", 0, full=True)
+    adapter = customer.here / "out" / "adapter"
+    (adapter / "chat_template.jinja").write_text("{{ 'Buy more.' }}")
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": 1}))
+    certify(customer.here / "out", customer.key)
+    said = customer.convicts(customer.honest, "--replay", 0, full=True)
+    assert "adapter/adapter_config.json: expected what the order makes of the base" in said
+    assert "adapter/chat_template.jinja: expected what the order makes of the base" in said, "though it was signed"
 
 
 @pytest.mark.slow
@@ -460,7 +475,7 @@ def test_a_checkpoint_sold_as_the_end_convicts(customer: Customer) -> None:
     honest = open_run(out / "run")
     half = shutil.copytree(out, customer.here / "half")
     fake_service.save_state(
-        ORDER, customer.here / "models" / "base", customer.here / "chat.jsonl", honest, 10, half / "adapter"
+        ORDER, customer.here / "models" / "base", customer.here / "chat.jsonl", honest, 15, half / "adapter"
     )
     shown = customer.honest
     shown.files["adapter/adapter_model.safetensors"] = (half / "adapter/adapter_model.safetensors").read_bytes()

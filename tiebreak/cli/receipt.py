@@ -3,7 +3,7 @@
 import secrets
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Final
 
 import click
 
@@ -13,7 +13,7 @@ from tiebreak.cli import options as opt
 from tiebreak.engine.data.disk import read_file
 from tiebreak.node.finetuning.service_client import ServiceClient
 from tiebreak.protocol.commitments.eip712 import Address
-from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError, VerificationError, printable
+from tiebreak.protocol.errors import CannotCheck, ConfigurationError, VerificationError, own_file, printable
 
 VERDICTS: Final = {
     0: "What was ordered is what was trained, as far as the segments that were computed again show.",
@@ -25,7 +25,12 @@ DATA: Final = click.Path(exists=True, path_type=Path)
 
 @click.group()
 def receipt() -> None:
-    """Check that a fine-tuning service trained what was ordered."""
+    """Check that a fine-tuning service trained what was ordered.
+
+    The service shows its signed records, the events of the job and the adapter with its certificate. The customer makes
+    the same job anew from the own order, data and base, and computes drawn segments of the run again. What contradicts
+    these, or what the service signed itself, convicts it.
+    """
 
 
 @receipt.command()
@@ -49,10 +54,11 @@ def check(
     data: Path | None, base: Path | None, require: tuple[Address, ...], replay: int, seed: str | None, machine: Machine,
     as_json: bool,
 ) -> int:  # fmt: skip
-    """Check a job: its order, certificate, base, records, events and losses; and compute drawn segments again.
+    """Check what a service shows of a job.
 
-    The job is made anew from your own order, base and data, and compared with the one that the trainer signed. Without
-    the extra `finetune`, --base or --data the rest is checked. See docs/receipts.md.
+    That is the order, certificate, base, records, events and losses. The job is made anew from your own order, base and
+    data, compared with the one that the trainer signed, and drawn segments of it are computed again. Without the extra
+    `finetune`, --base or --data the rest is checked. See docs/receipts.md.
 
     Exit codes: 0 right, 2 convicted, 3 not all could be checked, 1 not possible as asked.
     """
@@ -60,7 +66,10 @@ def check(
         raise ConfigurationError("expected --service with --job, or --folder, got neither or both")
     if output is not None and (folder is not None or (output.is_dir() and any(output.iterdir()))):
         raise ConfigurationError(f"expected --service, and a new or empty folder for its files, got {output}")
-    request = None if order is None else _request(order)
+    with own_file():
+        request = (
+            None if order is None else api.job_receipts.parsed(str(order), read_file(order, api.job_receipts.MAX_BYTES))
+        )
     with TemporaryDirectory() as temporary:
         place, missed = folder or output or Path(temporary, "receipt"), list[str]()
         if service is not None and job_id is not None:
@@ -88,11 +97,3 @@ def check(
     shown = {name: value if isinstance(value, list) else printable(str(value)) for name, value in document.items()}
     opt.tell(document if as_json else shown, as_json=as_json)
     return found.code
-
-
-def _request(path: Path) -> dict[str, Any]:
-    """The customer's own order."""
-    try:
-        return api.job_receipts.parsed(str(path), read_file(path, api.job_receipts.MAX_JOB_BYTES))
-    except EncodingError as error:
-        raise ConfigurationError(str(error)) from error

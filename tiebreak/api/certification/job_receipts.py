@@ -27,6 +27,7 @@ from tiebreak.api.certification.folders import ADAPTER as ADAPTER_CONFIG
 from tiebreak.api.training.orders import hyperparameters
 from tiebreak.engine.data.disk import Folder
 from tiebreak.engine.run.directory import RECORD_BYTES
+from tiebreak.protocol.commitments.dsse import MAX_ENVELOPE_BYTES
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.commitments.records import StepRecord
@@ -36,9 +37,8 @@ from tiebreak.protocol.strict_json import JsonObject
 from tiebreak.protocol.trees import Frontier
 
 JOB, EVENTS, METRICS, ADAPTER, RUN = "job.json", "events.jsonl", "metrics.csv", "adapter", "run"
-MAX_JOB_BYTES: Final = 1 << 20
-MAX_LINES_BYTES: Final = 1 << 28
-"""The most bytes of events, and of metrics."""
+MAX_BYTES: Final = 1 << 28
+"""The most bytes of a file of text."""
 MAX_CHECKPOINTS: Final = 1 << 16
 DEPTH: Final = 16
 """The most brackets inside each other in what a service answers."""
@@ -52,7 +52,7 @@ class JobReceipt:
     """What was found out about a job of a fine-tuning service, as sentences.
 
     order: the request that is taken for the customer's. ordered: what it asks for. shown: the service's job. false:
-    what convicts the service. losses: those of `metrics.csv`, by step.
+    what convicts the service. roots: of the first n records, for each n. losses: those of `metrics.csv`, by step.
     """
 
     folder: Path
@@ -65,6 +65,7 @@ class JobReceipt:
     notes: list[str] = field(default_factory=list)
     signed: SignedCertificate | None = None
     records: list[StepRecord] = field(default_factory=list)
+    roots: list[bytes] = field(default_factory=list)
     losses: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -126,7 +127,7 @@ def _words(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_order(receipt: JobReceipt, order: Mapping[str, Any] | None) -> None:
-    receipt.shown = parsed(JOB, receipt.read(JOB, MAX_JOB_BYTES))
+    receipt.shown = parsed(JOB, receipt.read(JOB, MAX_BYTES))
     if (status := receipt.shown.get("status")) != "succeeded":
         receipt.unchecked.append(f"expected a job that has succeeded, got status {str(status)[:80]!r}")
     shown, ordered = _words(receipt.shown), _words(order or receipt.shown)
@@ -140,20 +141,18 @@ def _check_order(receipt: JobReceipt, order: Mapping[str, Any] | None) -> None:
 
 
 def _check_adapter(receipt: JobReceipt, base: Path | None, require: Sequence[Address]) -> None:
-    folder, path = receipt.folder / ADAPTER, receipt.folder / ADAPTER / "certificate.json"
-    if not path.exists():
-        raise CannotCheck(f"expected the service's file {ADAPTER}/{path.name}, got none")
-    with Folder(receipt.folder, ADAPTER) as files:  # which is no link
-        files.check()
-    receipt.signed = certificates.read_certificate(path)
+    folder, name = receipt.folder / ADAPTER, f"{ADAPTER}/certificate.json"
+    receipt.signed = SignedCertificate.read(receipt.read(name, MAX_ENVELOPE_BYTES))
     receipt.notes.append(f"The trainer is 0x{receipt.signed.certificate.job.trainer.hex()} (--require).")
     certificate = receipt.signed.certificate
     names = [*certificate.files, *([ADAPTER_CONFIG] if certificate.adapter else []), *(certificate.others or {})]
     if missing := [name for name in names if not (folder / name).exists()]:
         raise CannotCheck(f"expected all files that were signed for, got no {ADAPTER}/{missing[0]}")
-    _, found = certificates.verify(folder, path, require=require)  # (2)
-    for name in sorted(found.different):
-        raise VerificationError(f"{ADAPTER}/{name}: expected the file that was signed for, got another one")
+    _, found = certificates.verify(folder, receipt.folder / name, require=require)  # (2)
+    if found.different:
+        raise VerificationError(
+            f"{ADAPTER}: expected the files that were signed for, got another {min(found.different)}"
+        )
     if base is not None:
         with own_file():
             tensors = certificates.read_weights(base).tensors
@@ -168,25 +167,20 @@ def _check_records(receipt: JobReceipt, signed: SignedCertificate) -> None:
     raw = receipt.read(name, RECORD_BYTES * MAX_CHECKPOINTS)
     if len(raw) != RECORD_BYTES * job.checkpoints:
         raise EncodingError(f"{name}: expected {job.checkpoints} records, as was signed, got {len(raw)} bytes")
-    records = [StepRecord.decode(raw[at : at + RECORD_BYTES]) for at in range(0, len(raw), RECORD_BYTES)]
-    if _roots(records, job.run_depth)[-1] != root:
+    frontier = Frontier()
+    for at in range(0, len(raw), RECORD_BYTES):
+        receipt.records.append(StepRecord.decode(raw[at : at + RECORD_BYTES]))
+        frontier.append(receipt.records[-1].digest)
+        receipt.roots.append(frontier.root(job.run_depth))
+    if receipt.roots[-1] != root:
+        receipt.records.clear()
         raise VerificationError(f"{name}: expected the signed root {root.hex()}, got that of other records")
-    receipt.records = records
-
-
-def _roots(records: Sequence[StepRecord], depth: int) -> list[bytes]:
-    """The root of the first n records, for each n from 1."""
-    frontier, found = Frontier(), list[bytes]()
-    for record in records:
-        frontier.append(record.digest)
-        found.append(frontier.root(depth))
-    return found
 
 
 def _check_events(receipt: JobReceipt, signed: SignedCertificate) -> None:
     job, domain, seen = signed.certificate.job, signed.certificate.agreement.domain, set[int]()
-    roots, at = _roots(receipt.records, job.run_depth), {record.step: record for record in receipt.records}
-    for number, line in enumerate(receipt.read(EVENTS, MAX_LINES_BYTES).splitlines() if at else (), 1):
+    roots, at = receipt.roots, {record.step: record for record in receipt.records}
+    for number, line in enumerate(receipt.read(EVENTS, MAX_BYTES).splitlines() if at else (), 1):
         name, event = f"{EVENTS}, line {number}", parsed(EVENTS, line)
         if event.get("type") != "metrics":
             continue
@@ -210,7 +204,7 @@ def _check_events(receipt: JobReceipt, signed: SignedCertificate) -> None:
 
 
 def _check_metrics(receipt: JobReceipt) -> None:
-    text = receipt.read(METRICS, MAX_LINES_BYTES).decode("utf-8", "replace").replace("\r\n", "\n").strip()
+    text = receipt.read(METRICS, MAX_BYTES).decode("utf-8", "replace").replace("\r\n", "\n").strip()
     rows = _ROW.findall(text)
     if len(rows) != text.count("\n") or not text.startswith(f"step,{LOSS}"):
         raise CannotCheck(f"{METRICS}: expected lines of step and {LOSS}, got others")
@@ -226,10 +220,8 @@ def _check_metrics(receipt: JobReceipt) -> None:
 def _check_loss(where: str, got: Any, record: StepRecord) -> None:
     bits = record.loss_bits
     if loss_bits(got) != bits and (got is not None or float32.is_finite(bits)):  # JSON has null for what is not finite
-        raise VerificationError(
-            f"{where}: expected the loss of step {record.step} that was signed, {float32.to_float(bits)!r}, got "
-            f"{str(got)[:80]!r}"
-        )
+        said = f"step {record.step} that was signed, {float32.to_float(bits)!r}"
+        raise VerificationError(f"{where}: expected the loss of {said}, got {str(got)[:80]!r}")
 
 
 def loss_bits(value: Any) -> int | None:

@@ -5,7 +5,6 @@ service's word; base, data, program and first state are the customer's.
 """
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -28,15 +27,11 @@ from tiebreak.protocol.errors import CannotCheck, TiebreakError, VerificationErr
 from tiebreak.protocol.program.rounding import Policy
 
 MEANINGS: Final = {
-    "steps": "fewer or more steps: other epochs, batches or examples",
-    "checkpoint_interval": "other checkpoints",
-    "program_root": "another architecture, rank or scale of adapters, length or size of batches",
-    "initial_state_root": "other weights at the beginning: another base, seed or rank",
-    "data_root": "another file, other examples or another order of them, or other learning rates",
-    "policy": "another policy of rounding",
-    "precision": "another precision",
+    "steps": ": fewer or more steps: other epochs, batches or examples",
+    "program_root": ": another architecture, rank or scale of adapters, length or size of batches",
+    "initial_state_root": ": other weights at the beginning: another base, seed or rank",
+    "data_root": ": another file, other examples or another order of them, or other learning rates",
 }
-MAX_HEADER_BYTES: Final = 1 << 24
 _PLACES: Final = ("base_model_name_or_path", "name_or_path", "_name_or_path")
 """Fields of files that name a folder of the machine that wrote them."""
 
@@ -68,8 +63,8 @@ def _compare(receipt: JobReceipt, signed: SignedCertificate, base: Path, data: P
            "checkpoint_interval": bundle.checkpoint_interval}  # fmt: skip
     trained = {name: got.hex() if isinstance(got := getattr(job, name), bytes) else got for name in own}
     found = [
-        f"another job than the order's was trained: expected {name} {own[name]}, got {trained[name]}: {meaning}"
-        for name, meaning in MEANINGS.items() if own[name] != trained[name]
+        f"another job than the order's was trained: expected {name} {own[name]}, got {trained[name]}"
+        f"{MEANINGS.get(name, '')}" for name in own if own[name] != trained[name]
     ]  # fmt: skip
     found += _other_files(receipt, work / "adapter")
     names = ("tiebreak", "torch", *environment.LIBRARIES)
@@ -117,7 +112,11 @@ def _replay(
         files.write(RECORDS, b"".join(record.encode() for record in records))
     run.write_head(head)
     segments = draw_segments(len(records), min(count, len(records)), seed.encode(), head.head.run_root)
-    _copy_states(receipt.folder, run, segments, sum(tensor.nbytes for tensor in bundle.state.values()))
+    if (receipt.folder / RUN / STATES).exists():
+        with Folder(receipt.folder, RUN, STATES) as theirs, run.folder(STATES, to_write=True) as own:
+            for name in {*theirs.names()} & {state_name(record.step) for record in records}:
+                with theirs.reading(name) as (source, _), own.replacing(name) as target:
+                    shutil.copyfileobj(source, target)
     with on_stderr("replaying", steps_to_replay(run, segments), quiet=quiet) as on_step:
 
         def told(done: int, loss: float) -> None:
@@ -145,18 +144,3 @@ def _replay(
         f"{chance:.3g} (1 - C(n-x, s)/C(n, s))." for false, chance in chances(len(records), len(segments))
     ]  # fmt: skip
     receipt.notes.append("A lie in one segment alone is only found by replaying that segment (--replay).")
-
-
-def _copy_states(folder: Path, run: RunDirectory, segments: Sequence[int], size: int) -> None:
-    """Copies the kept states from which the segments are replayed. size: the most bytes of tensors in one."""
-    job = run.job
-    if not (folder / RUN / STATES).exists():
-        return
-    with Folder(folder, RUN, STATES) as theirs, run.folder(STATES, to_write=True) as own:
-        steps = map(job.last_step, range(job.checkpoints))
-        kept = {step: name for step in steps if theirs.holds(name := state_name(step))}
-        before = {max((step for step in kept if step < job.first_step(one)), default=0) for one in segments}
-        for name in (kept[step] for step in before if step):
-            theirs.size(name, size + MAX_HEADER_BYTES)
-            with theirs.reading(name) as (source, _), own.replacing(name) as target:
-                shutil.copyfileobj(source, target)

@@ -7,6 +7,7 @@ import secrets
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -43,16 +44,12 @@ def describe() -> tuple[tuple[str, str], ...]:
     own = "not installed"
     with suppress(PackageNotFoundError):  # of a plain copy of the sources
         own = version("tiebreak")
-    captured_by = list[tuple[str, str]]()
-    for name in LIBRARIES:
-        with suppress(PackageNotFoundError):
-            captured_by.append((name, version(name)))
     return (
         ("tiebreak", own),
         ("python", platform.python_version()),
         ("torch", torch.__version__),
         ("numpy", version("numpy")),
-        *captured_by,
+        *((name, version(name)) for name in LIBRARIES if find_spec(name) is not None),
         ("system", f"{platform.system()} {platform.machine()}"),
         ("cpu", cpu_name()),
         ("cores", str(system.usable_cores())),

@@ -26,6 +26,8 @@ MAX_ANSWER_BYTES: Final = 1 << 24
 MAX_BYTES: Final = 1 << 36
 """The most that is downloaded for a job."""
 MAX_FILES: Final = 1000
+PAGE_BYTES: Final = 1 << 14
+"""What a page of events counts for at least, so that there is an end of pages."""
 NAME: Final = r"(?a:metrics\.csv|(?:adapter|run)(?:/(?!\.)[\w.-]{1,100}){1,2})"
 
 
@@ -45,12 +47,12 @@ class ServiceClient:
         """
         start, missed = f"/v1/fine_tuning/jobs/{_quoted(job)}", list[str]()
         found = self._json(start)
-        ids = JsonObject(job, found).take("result_files", f"at most {MAX_FILES} ids of files", _is_ids)
+        ids = JsonObject(job, found).take("result_files", "a list of ids", lambda found: isinstance(found, list))
         with Folder.make(folder) as files:
             files.write(receipts.JOB, json.dumps(found).encode())
         for task in (
             partial(self._events, start, folder),
-            *(partial(self._file, i, folder, states=states) for i in ids),
+            *(partial(self._file, str(i), folder, states=states) for i in ids[:MAX_FILES]),
         ):
             try:
                 task()
@@ -59,14 +61,15 @@ class ServiceClient:
         return missed
 
     def _events(self, start: str, folder: Path) -> None:
-        after, more, left = "", True, receipts.MAX_LINES_BYTES
+        after, more, left = "", True, receipts.MAX_BYTES
         with Folder(folder) as files, files.replacing(receipts.EVENTS) as file:
             while more and left > 0:
                 page = JsonObject("events", self._json(f"{start}/events?limit=100{after}"))
                 events = page.take("data", "a list", lambda found: isinstance(found, list))
                 lines = b"".join(json.dumps(event).encode() + b"\n" for event in events)
+                left -= PAGE_BYTES + len(lines)
                 write_whole(file, memoryview(lines))
-                more, left = bool(events) and page.take("has_more", "a bool", lambda _: True) is True, left - len(lines)
+                more = bool(events) and bool(page.take("has_more", "a bool", lambda _: True))
                 after = f"&after={_quoted(JsonObject('event', events[-1]).text('id'))}" if more else ""
 
     def _file(self, file_id: str, folder: Path, *, states: bool) -> None:
@@ -102,10 +105,6 @@ class ServiceClient:
                     yield piece
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise CannotCheck(f"{path}: expected an answer of the service, got: {error}") from error
-
-
-def _is_ids(found: object) -> bool:
-    return isinstance(found, list) and len(found) <= MAX_FILES and all(isinstance(one, str) for one in found)
 
 
 def _quoted(text: str) -> str:
