@@ -271,8 +271,9 @@ def test_protocol_is_pure_through_all_that_it_imports(cases: Callable[[], None])
 
 
 LIGHT = (
-    "certification.certificates", "certification.claims", "certification.lineage", "chain.endings", "chain.onchain",
-    "corpus.programs", "disputing.judging", "provenance.formats", "signing.attesting", "training.reading",
+    "certification.certificates", "certification.claims", "certification.job_receipts", "certification.lineage",
+    "chain.endings", "chain.onchain", "corpus.programs", "disputing.judging", "provenance.formats", "signing.attesting",
+    "training.reading",
 )  # fmt: skip
 
 

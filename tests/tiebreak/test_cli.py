@@ -116,7 +116,7 @@ def every_command(group: click.Group = tiebreak, path: str = "tiebreak") -> Iter
 FRAGMENTS = re.compile(r"(Of|By|As|Where|What|Which|Who|When|How|In which|Also all) ")
 """The beginnings of helps that leave a reader to guess the rest of the sentence."""
 SILENT = {"demo", "hub", "simulate", "up", "client", "trainer", "auditor", "watcher", "data import", "data", "chain",
-          "corpus", "ownership"}  # fmt: skip
+          "corpus", "ownership", "receipt"}  # fmt: skip
 """Commands that run until they are stopped, write a report into files, or only have commands below them."""
 
 

@@ -96,6 +96,7 @@ CORE: Final = CommandSet(
             "certify": "Certify that weights are what RUN ended with.",
             "verify": "Check that MODEL is what its CERTIFICATE says.",
             "ownership": "Prove that a run is one's own, or check such a proof.",
+            "receipt": "Check that a fine-tuning service trained what was ordered.",
         },
         "Parties on a network": {
             "client": "Offer jobs, pay for what is right, and receive the weights.",
@@ -226,8 +227,8 @@ def tiebreak(context: click.Context) -> None:
 
     `tiebreak demo` shows the whole path, and `tiebreak COMMAND -h` a command.
 
-    Exit codes: 0 done, or checked and right; 1 not possible as asked; 2 false, or not what a party signed; 3 could not
-    be checked; 4 nothing to dispute, or an alarm; 130 interrupted.
+    Exit codes: 0 done or right; 1 not possible as asked; 2 false; 3 could not be checked; 4 nothing to dispute, or an
+    alarm; 130 interrupted.
     """
     if (given := os.environ.pop(PASSPHRASE_VARIABLE, None)) is not None:
         # For `tiebreak.cli.key` alone, not for processes that a command starts.

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from tiebreak.protocol.errors import EncodingError, check_version
 
-_STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+"""A string, or one that does not end: else each quote in that would be looked at as the beginning of another."""
 _NO_BRACKET: Final = re.compile(rb"[^\[\]{}]+")
 
 

@@ -7,7 +7,9 @@ import secrets
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -16,6 +18,8 @@ from tiebreak.engine.arithmetic.backend import builds, launches
 from tiebreak.engine.data import hashing
 from tiebreak.engine.data.disk import Folder, storing
 
+LIBRARIES: Final = ("transformers", "tokenizers", "peft")
+"""Libraries that make what is captured: with other versions the program of the same settings may be another one."""
 _KEY = "own-work.key"
 _KEY_BYTES = 32
 
@@ -45,6 +49,7 @@ def describe() -> tuple[tuple[str, str], ...]:
         ("python", platform.python_version()),
         ("torch", torch.__version__),
         ("numpy", version("numpy")),
+        *((name, version(name)) for name in LIBRARIES if find_spec(name) is not None),
         ("system", f"{platform.system()} {platform.machine()}"),
         ("cpu", cpu_name()),
         ("cores", str(system.usable_cores())),

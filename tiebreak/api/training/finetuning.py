@@ -46,12 +46,13 @@ LOSSES: Final = "evaluation.jsonl"
 class TokenWindows:
     """The windows in which something is learnt, int64 [windows, length] each, and sentences about the data.
 
-    Of preferences int64 [pairs, 2, length]: the better answer first.
+    Of preferences int64 [pairs, 2, length]: the better answer first. loss: of a model, `input_ids` and `labels`.
     """
 
     ids: Tensor
     labels: Tensor
     lines: list[str]
+    loss: Callable[..., Any]
 
 
 def finetune(
@@ -64,16 +65,14 @@ def finetune(
     but its chat template, in a sandbox with limits (`templates`). For progress and keep see `Run.resume`. tell: gets
     these sentences and each evaluation as they come.
     """
-    settings, found, loss = prepared.settings, *_learnt(prepared.settings, prepared.training)
-    each = settings.batch * settings.accumulation
-    steps = settings.steps or max(1, int((settings.epochs or 1) * len(found.ids)) // each)
+    settings, found = prepared.settings, learnt_from(prepared.settings, prepared.training)
     for line in found.lines:
         tell(line)
     evaluate = None
     if prepared.evaluation is not None:
-        held, held_loss = _learnt(settings, prepared.evaluation)
+        held = learnt_from(settings, prepared.evaluation)
         tell(f"evaluation: {held.lines[0]}")
-        evaluate = _evaluation(held, held_loss, settings.batch, machine.device)
+        evaluate = _evaluation(held, settings.batch, machine.device)
 
     def measured(step: Step) -> None:
         if step.metrics:
@@ -81,19 +80,29 @@ def finetune(
             with (directory / LOSSES).open("a") as file:
                 file.write(json.dumps({"step": step.number, "loss": step.metrics[LOSS]}) + "\n")
 
-    model, interval = _adapted(settings), max(1, steps // settings.checkpoints)
-    task = Task(
-        model, loss, data={"input_ids": found.ids, "labels": found.labels}, optimizer=AdamW(lr=settings.rate),
-        batch=settings.batch, steps=steps, accumulation=settings.accumulation, clip=Clip(norm=1.0),
-        schedule=_schedule(settings, steps), seed=settings.seed, evaluate=evaluate,
-        checkpoint_interval=interval,
-        evaluate_every=None if evaluate is None else interval * max(1, settings.checkpoints // 10),
-    )  # fmt: skip
+    task = task_of(settings, found, evaluate)
+    model = task.model
     run = agree(task, directory, client=new_key(), trainer=key, machine=machine)
     remember(directory / TUNING, prepared.remembered)
     run.resume(key, progress=progress, keep=keep, callbacks=[measured])
     model.load_state_dict(run.state_dict())
     return run, model.eval(), found.lines
+
+
+def task_of(
+    settings: FineTuning, found: TokenWindows, evaluate: Callable[[nn.Module], dict[str, float]] | None = None
+) -> Task:
+    """What is trained: the model with new adapters, over these windows."""
+    each = settings.batch * settings.accumulation
+    steps = settings.steps or max(1, int((settings.epochs or 1) * len(found.ids)) // each)
+    interval = max(1, steps // settings.checkpoints)
+    return Task(
+        _adapted(settings), found.loss, data={"input_ids": found.ids, "labels": found.labels},
+        optimizer=AdamW(lr=settings.rate), batch=settings.batch, steps=steps, accumulation=settings.accumulation,
+        clip=Clip(norm=1.0), schedule=_schedule(settings, steps), seed=settings.seed, evaluate=evaluate,
+        checkpoint_interval=interval,
+        evaluate_every=None if evaluate is None else interval * max(1, settings.checkpoints // 10),
+    )  # fmt: skip
 
 
 def description(prepared: Prepared, run: Run, data: list[str]) -> str:
@@ -174,11 +183,9 @@ def _adapted(settings: FineTuning) -> Any:
         raise ConfigurationError(f"expected names of modules, got {settings.targets}: {error}") from error
 
 
-def _learnt(settings: FineTuning, rows: ReadRows) -> tuple[TokenWindows, Callable[..., Any]]:
-    """What is learnt from rows, and the loss for it, of a model, `input_ids` and `labels`."""
-    if rows.is_preference:
-        return pairs(settings, rows), partial(_preference_loss, settings.beta)
-    return windows(settings, rows), _loss
+def learnt_from(settings: FineTuning, rows: ReadRows) -> TokenWindows:
+    """What is learnt from rows. Raises `ConfigurationError`."""
+    return pairs(settings, rows) if rows.is_preference else windows(settings, rows)
 
 
 def _loss(model: Any, input_ids: Tensor, labels: Tensor) -> Any:
@@ -201,9 +208,7 @@ def _preference_loss(beta: float, model: Any, input_ids: Tensor, labels: Tensor)
     return -F.logsigmoid(beta * (better - worse)).mean()
 
 
-def _evaluation(
-    found: TokenWindows, loss: Callable[..., Any], batch: int, device: str
-) -> Callable[[nn.Module], dict[str, float]]:
+def _evaluation(found: TokenWindows, batch: int, device: str) -> Callable[[nn.Module], dict[str, float]]:
     """Computes the mean loss of all tokens to be learnt, or of all pairs, in plain PyTorch, without dropout."""
 
     @torch.no_grad()
@@ -212,7 +217,7 @@ def _evaluation(
         for at in range(0, len(found.ids), batch):
             ids, labels = found.ids[at : at + batch], found.labels[at : at + batch]
             size = len(ids) if ids.dim() == 3 else int((labels[:, 1:] != IGNORED).sum())
-            total += size * loss(model.to(device), ids.to(device), labels.to(device)).item()
+            total += size * found.loss(model.to(device), ids.to(device), labels.to(device)).item()
             count += size
         return {LOSS: total / count}
 
@@ -242,7 +247,7 @@ def pairs(settings: FineTuning, rows: ReadRows) -> TokenWindows:
         f"{len(rows.examples):,} pairs of answers, {total:,} tokens; {len(kept):,} are learnt, filled to {width:,}",
         f"{cuts:,} answers are cut; {len(rows.examples) - len(kept):,} pairs of which one would have nothing left",
     ]
-    return TokenWindows(ids=ids, labels=labels, lines=lines)
+    return TokenWindows(ids=ids, labels=labels, lines=lines, loss=partial(_preference_loss, settings.beta))
 
 
 def windows(settings: FineTuning, rows: ReadRows) -> TokenWindows:
@@ -275,7 +280,8 @@ def windows(settings: FineTuning, rows: ReadRows) -> TokenWindows:
         f"columns not used: {', '.join(sorted(unused))}",
     ]
     lines = [*lines[:2], *([] if is_marked else lines[2:3]), *(lines[3:] if unused else [])]
-    return TokenWindows(ids=ids[kept], labels=ids.masked_fill(~mask, IGNORED)[kept], lines=lines)
+    labels = ids.masked_fill(~mask, IGNORED)
+    return TokenWindows(ids=ids[kept], labels=labels[kept], lines=lines, loss=_loss)
 
 
 def _tokenized(settings: FineTuning, examples: Sequence[Example]) -> Iterator[tuple[Tokens, set[str]]]:

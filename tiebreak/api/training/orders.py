@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from tiebreak.api.training.rows import is_preference
 from tiebreak.api.training.settings import MAX_FILE_BYTES, FineTuning, positions
 from tiebreak.engine.data.disk import read_file
 from tiebreak.protocol.errors import ConfigurationError
@@ -19,6 +20,8 @@ RATE: Final = 2e-4
 MAX_LENGTH: Final = 1024
 CHECKPOINTS: Final = 100
 """Of which each is signed, so that a customer replays a small share of the job to believe a checkpoint."""
+MOST: Final = {"n_epochs": 50, "batch_size": 256, "learning_rate_multiplier": 1000, "beta": 1000}
+"""The most that each may be; so an order in a stranger's words cannot take all memory."""
 _BYTES_A_TOKEN: Final = 16
 """So a file that is checked has several windows, whatever the tokenizer."""
 
@@ -37,6 +40,12 @@ def settings_of(order: Mapping[str, Any], model: Path, data: Path, evaluation: P
     found, seed = hyperparameters(order), order.get("seed")
     if not isinstance(seed, int):
         raise ConfigurationError(f"expected an order with its seed, which the service names, got {seed}")
+    for name, value in found.items():
+        kinds = (int,) if name == "batch_size" else (int, float)
+        if type(value) not in kinds or not 0 < value <= MOST[name]:
+            raise ConfigurationError(f"expected a number up to {MOST[name]} for {name}, got {str(value)[:80]!r}")
+    if is_preference(data) != (wanted := "beta" in found):
+        raise ConfigurationError(f"training_file: expected rows {'' if wanted else 'not '}of preferences, got others")
     most = positions(json.loads(read_file(model / "config.json", MAX_FILE_BYTES))) or MAX_LENGTH
     length = min(MAX_LENGTH, most, max(8, 1 << (data.stat().st_size // _BYTES_A_TOKEN).bit_length() - 1))
     return FineTuning(

@@ -9,13 +9,15 @@ prompt, chosen, rejected  as prompt and completion, with a better and a worse on
 text                 a text; not read in a row of another form
 """
 
+import json
 from collections.abc import Iterator
 from hashlib import file_digest, sha256
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tiebreak.engine.data.text import lines
-from tiebreak.protocol.errors import ConfigurationError, VerificationError, own_file
+from tiebreak.engine.data.text import MAX_TEXT_BYTES, lines
+from tiebreak.protocol.errors import ConfigurationError, own_file
 from tiebreak.protocol.strict_json import parse_json
 
 FORMS: Final = (("messages",), ("conversations",), ("prompt", "completion"), ("instruction", "output"))
@@ -27,6 +29,7 @@ TEMPLATE: Final = ("tools", "documents", "chat_template_kwargs")
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "observation")
 SPEAKERS: Final = {"human": "user", "gpt": "assistant"}
 SUFFIXES: Final = (".jsonl", ".json", ".parquet")
+ALIKE: Final = "preferences in all rows or in none"
 MAX_FAULTS: Final = 100
 
 
@@ -62,32 +65,39 @@ def read(path: Path) -> ReadRows:
     """Reads a file or folder. Raises `ConfigurationError` with file and line for a row of another form."""
     found = ReadRows(path, [])
     for where, row in _rows(path):
-        _require(isinstance(row, dict), where, "an object", type(row).__name__)
-        found.examples.append(_example(where, {name: value for name, value in row.items() if value is not None}))
-        is_alike = (found.examples[-1].rejected is not None) == found.is_preference
-        _require(is_alike, where, "preferences in all rows or in none", ", ".join(row))
+        found.examples.append(_read(where, row))
+        _require((found.examples[-1].rejected is not None) == found.is_preference, where, ALIKE, ", ".join(row))
     return found
 
 
+def is_preference(path: Path) -> bool:
+    """Whether the first row of a file or folder says which of two completions is better."""
+    return any(_read(where, row).rejected is not None for where, row in islice(_rows(path), 1))
+
+
 def faults(path: Path) -> list[str]:
-    """All faults of a .jsonl file, each with its line; of more than `MAX_FAULTS`, how many more there are."""
-    found, more, rows_read = list[str](), 0, 0
-    try:
-        for number, line in enumerate(lines(path), 1):
-            if not line.strip():
-                continue
-            rows_read += 1
+    """What is wrong with a .jsonl file, line by line; empty if each line that is not blank is a row, and there is one.
+
+    No row stays in memory. After `MAX_FAULTS` faults no further line is read.
+    """
+    found, number, kinds = list[str](), 0, list[bool]()
+    with path.open("rb") as file:
+        while (line := file.readline(MAX_TEXT_BYTES + 1)) and len(found) < MAX_FAULTS:
+            number, where = number + 1, f"line {number + 1}"
+            is_long, end = len(line) > MAX_TEXT_BYTES, line
+            while is_long and not end.endswith(b"\n") and (end := file.readline(MAX_TEXT_BYTES)):
+                pass
             try:
-                row = _parsed(f"line {number}", line.encode())
-                _require(isinstance(row, dict), f"line {number}", "an object", type(row).__name__)
-                _example(f"line {number}", {name: value for name, value in row.items() if value is not None})
+                _require(not is_long, where, f"a row of at most {MAX_TEXT_BYTES:,} bytes", "a longer one")
+                if line.strip():
+                    row = _parsed(where, line)
+                    kinds = [*kinds[:1], _read(where, row).rejected is not None]
+                    _require(len({*kinds}) == 1, where, ALIKE, ", ".join(row))
             except ConfigurationError as error:
-                found, more = (found, more + 1) if len(found) >= MAX_FAULTS else ([*found, str(error)], more)
-    except (ConfigurationError, VerificationError) as error:  # of a line that is too long, or not UTF-8
-        return [*found, str(error).removeprefix(f"{path}, ")]
-    if not rows_read:
-        return ["line 1: expected a row, got none"]
-    return [*found, f"and {more} more"] if more else found
+                found.append(str(error))
+    if len(found) == MAX_FAULTS:
+        found.append(f"after line {number}: expected at most {MAX_FAULTS} faults, got no further: no more was read")
+    return found or ([] if kinds else ["line 1: expected at least one row, got none"])
 
 
 def digest(path: Path) -> str:
@@ -117,7 +127,10 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 def _parsed(where: str, text: bytes) -> Any:
     try:
-        return parse_json(text, depth=64)
+        found = parse_json(text, depth=64)
+        if b"\\u" in text:
+            json.dumps(found, ensure_ascii=False).encode()  # half of a pair of surrogates is no text for a tokenizer
+        return found
     except ValueError as error:
         raise ConfigurationError(f"{where}: expected JSON, got something else: {error}") from error
 
@@ -151,6 +164,11 @@ def _require(condition: bool, where: str, expected: str, got: object) -> None:
         raise ConfigurationError(f"{where}: expected {expected}, got {str(got)[:200]}")
 
 
+def _read(where: str, row: Any) -> Example:
+    _require(isinstance(row, dict), where, "an object", type(row).__name__)
+    return _example(where, {name: value for name, value in row.items() if value is not None})
+
+
 def _example(where: str, row: dict[str, Any]) -> Example:
     for pair in (pair for pair in PAIRS if all(name in row for name in pair)):
         prompt, *sides, more = *(row[name] for name in pair), {n: v for n, v in row.items() if n not in pair}
@@ -172,7 +190,9 @@ def _example(where: str, row: dict[str, Any]) -> Example:
         return Example(where, [], 0, "".join(values), len("".join(values[:-1])), {}, unused)
     more = {name: row[name] for name in TEMPLATE[:2] if name in row}
     for name, value in more.items():
-        more[name] = _parsed(f"{where}, {name}", value.encode()) if isinstance(value, str) else value
+        more[name] = (
+            _parsed(f"{where}, {name}", value.encode("utf-8", "surrogatepass")) if isinstance(value, str) else value
+        )
         _require(isinstance(more[name], list), f"{where}, {name}", "a list", value)
     kwargs = row.get("chat_template_kwargs", {})
     _require(isinstance(kwargs, dict), f"{where}, chat_template_kwargs", "an object", kwargs)
