@@ -441,6 +441,8 @@ def test_job_succeeds_with_the_run_that_its_order_makes_by_hand(
         if name.startswith("run/") and name != "run/job.bin":
             (downloaded / name).write_bytes(path.read_bytes())
     assert RunDirectory.open(downloaded / "run").root().hex() == run.root
+    places = [str(real.folder.resolve()).encode(), str(real.models.resolve()).encode(), str(ROOT).encode()]
+    assert [name for name, path in files.items() for place in places if place in path.read_bytes()] == []
     FineTuningJob.model_validate(body, strict=True)
     for one in real.of(job, "event"):
         FineTuningJobEvent.model_validate(one, strict=True)
