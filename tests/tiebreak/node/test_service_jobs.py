@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -38,6 +38,7 @@ from tiebreak.node.finetuning.scheduler import JOB, MAX_LOG_BYTES, MAX_WORDS, TR
 from tiebreak.node.finetuning.service_store import Json, ServiceStore
 from tiebreak.node.log import Log
 from tiebreak.protocol.commitments.job import SignedHead
+from tiebreak.protocol.errors import StateError
 
 KEY = "a customer"
 QUICK = (sys.executable, "-m", "tests.tiebreak.node.quick_worker")
@@ -381,6 +382,13 @@ def real(once: Once, tmp_path: Path) -> Service:
     return Service(tmp_path)
 
 
+def is_free(folder: Path) -> bool:
+    """Whether no process trains in the folder of a job."""
+    with suppress(StateError), Folder(folder, to_write=True) as files, files.lock():
+        return True
+    return False
+
+
 def by_hand(service: Service, job: str, command: Commands, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The run that a customer makes of the same order."""
     data = service.folder / "chat.jsonl"
@@ -420,10 +428,15 @@ def test_job_succeeds_with_the_run_that_its_order_makes_by_hand(
     real: Service, command: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, file = real.upload(), real.upload()
-    job = real.order(validation_file=held, training_file=file, user_provided_suffix="mine")
+    job = real.order(validation_file=held, training_file=file, user_provided_suffix="mine", epochs=20)
     with real.running(*QUICK, threads=1):
-        until(lambda: real.job(job)["status"] == "running", WAIT)
+        until(lambda: real.metrics(job) != [], WAIT)
         real.store.remove(file)
+        assert real.store.change(job, {"running"}, status="paused") is not None
+        until(lambda: is_free(real.folder / "service" / "jobs" / job), WAIT)
+        assert 0 < len(real.metrics(job)) < 10, "the process ended before the training did"
+        assert real.store.used(KEY, JOB) > 0, "tokens count as they are trained"
+        real.store.change(job, {"paused"}, status="queued")
         real.ends(job, "succeeded", "failed")
     run = by_hand(real, job, command, monkeypatch)
     assert_complete(real, job, run.root)
@@ -441,6 +454,8 @@ def test_job_succeeds_with_the_run_that_its_order_makes_by_hand(
         if name.startswith("run/") and name != "run/job.bin":
             (downloaded / name).write_bytes(path.read_bytes())
     assert RunDirectory.open(downloaded / "run").root().hex() == run.root
+    places = [str(real.folder.resolve()).encode(), str(real.models.resolve()).encode(), str(ROOT).encode()]
+    assert [name for name, path in files.items() for place in places if place in path.read_bytes()] == []
     FineTuningJob.model_validate(body, strict=True)
     for one in real.of(job, "event"):
         FineTuningJobEvent.model_validate(one, strict=True)

@@ -46,8 +46,8 @@ KEEP: Final = "all"
 """The checkpoints whose states are kept, and given to the customer, who can replay what lies between two of them."""
 FILES: Final = {"training_file": "data.jsonl", "validation_file": "validation.jsonl"}
 """Field of a job that names a file -> the file's name in the folder of the job."""
-UNSENT: Final = (directory.DATA, f"{directory.STATES}/{directory.state_name(0)}")
-"""The parts of a run that its customer makes from the order."""
+UNSENT: Final = (directory.DATA, f"{directory.STATES}/{directory.state_name(0)}", directory.ORIGINS)
+"""The parts of a run that its customer makes from the order, and what names the service's source files."""
 LOSSES: Final = "evaluation.jsonl"
 """The file of `tiebreak.api.training.finetuning`, which brings torch."""
 TRIES: Final = 3
@@ -198,8 +198,8 @@ class JobTraining:
             shutil.rmtree(folder / "run", ignore_errors=True)
         shutil.rmtree(folder / "adapter", ignore_errors=True)
         given = {"output": folder, "key": self._service.key.resolve(), "keep": KEEP, "device": self._device}
-        given |= asdict(settings) | {"threads": self._service.threads}
-        command = [*self._service.command, str(folder), "finetune", "--json"]
+        given |= asdict(settings) | {"model": self._body["model"], "threads": self._service.threads}
+        command = [*self._service.command, str(folder), str(settings.model.parent), "finetune", "--json"]
         command += [f"--{name}={value}" for name, value in given.items() if value is not None]
         log.unlink(missing_ok=True)
         with log.open("ab") as errors, subprocess.Popen(
