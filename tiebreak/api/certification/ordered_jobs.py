@@ -95,10 +95,8 @@ def _other_files(receipt: JobReceipt, own: Path) -> list[str]:
 
 
 def _content(name: str, data: bytes) -> dict[str, Any]:
-    """The content of a file for comparison: of JSON without names of folders, and without the order of targets."""
+    """The content of a file for comparison: of JSON without names of folders."""
     fields: dict[str, Any] = parsed(name, data) if name.endswith(".json") else {"": data}
-    if isinstance(targets := fields.get("target_modules"), list):
-        fields["target_modules"] = sorted(map(str, targets))
     return {name: value for name, value in fields.items() if name not in _PLACES}
 
 

@@ -178,9 +178,12 @@ def _adapted(settings: FineTuning) -> Any:
         target_modules=targets, task_type="CAUSAL_LM",
     )  # fmt: skip
     try:
-        return get_peft_model(base, adapters).train()
+        made = get_peft_model(base, adapters).train()
     except ValueError as error:
         raise ConfigurationError(f"expected names of modules, got {settings.targets}: {error}") from error
+    own = made.peft_config["default"]
+    own.target_modules = sorted(own.target_modules)  # PEFT's set has another order in each process
+    return made
 
 
 def learnt_from(settings: FineTuning, rows: ReadRows) -> TokenWindows:
