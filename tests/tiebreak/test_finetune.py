@@ -25,9 +25,9 @@ from tiebreak import ConfigurationError, Run, Step
 from tiebreak.api.certification.certificates import verify
 from tiebreak.api.signing.keys import new_key
 from tiebreak.api.training import finetuning, templates
-from tiebreak.api.training.finetuning import FineTuning, evaluations, finetune, windows
+from tiebreak.api.training.finetuning import FineTuning, finetune, windows
 from tiebreak.api.training.rows import Example, read
-from tiebreak.api.training.settings import TUNING, remember
+from tiebreak.api.training.settings import TUNING, evaluations, remember
 from tiebreak.cli.key import PASSPHRASE_VARIABLE
 
 PLAIN = (
@@ -197,7 +197,7 @@ def test_finetune_applies_its_settings_and_the_card_loads_the_adapter(
     with torch.no_grad():
         logits = model(input_ids=held.ids).logits[:, :-1].flatten(0, 1)
         loss = torch.nn.functional.cross_entropy(logits, held.labels[:, 1:].flatten())
-        assert evaluations(run)[run.steps] == found["evaluation"] == pytest.approx(loss.item(), rel=1e-5)
+        assert evaluations(run.directory)[run.steps] == found["evaluation"] == pytest.approx(loss.item(), rel=1e-5)
         merged = LlamaForCausalLM.from_pretrained(here / "merged", dtype=torch.float32)
         torch.testing.assert_close(merged(held.ids).logits, model(held.ids).logits)
     assert "not certified" in (here / "merged" / "README.md").read_text()

@@ -11,7 +11,7 @@ import yaml
 
 from tiebreak import api
 from tiebreak.api.machine import Machine
-from tiebreak.api.training.settings import FineTuning
+from tiebreak.api.training.settings import FineTuning, evaluations
 from tiebreak.cli.key import load_key, new_key
 from tiebreak.cli.options import FILE, FOLDER, NEW_FOLDER, json_option, keep_option, machine_options, number, tell
 from tiebreak.engine.data.disk import make_folder, read_file, write_file
@@ -123,7 +123,7 @@ def finetune(
     if merge is not None:
         api.finetuning.save(settings, model.merge_and_unload(), merge)
         write_file(merge / "README.md", MERGED.encode())
-    losses = api.finetuning.evaluations(run)
+    losses = evaluations(run.directory)
     tell({
         "run": str(folder), "steps": run.steps, "loss": run.losses[-1], "data": data,
         **({"evaluation": losses[run.steps]} if run.steps in losses else {}), "adapter": str(adapter),

@@ -12,7 +12,6 @@ one length; what fills it stands behind all that is learnt, where no token sees 
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +27,7 @@ from tiebreak.api.machine import Machine
 from tiebreak.api.signing.keys import new_key
 from tiebreak.api.training.rows import Example, ReadRows
 from tiebreak.api.training.runs import Run, agree
-from tiebreak.api.training.settings import TUNING, FineTuning, Prepared, remember
+from tiebreak.api.training.settings import LOSSES, TUNING, FineTuning, Prepared, evaluations, remember
 from tiebreak.api.training.templates import ChatTemplate, Tokens, loaded, located
 from tiebreak.api.training.trainer import Step
 from tiebreak.engine.capture.task import Task
@@ -38,8 +37,6 @@ from tiebreak.protocol.errors import ConfigurationError
 
 IGNORED: Final = -100  # as torch's losses ignore by default
 LOSS: Final = "evaluation loss"
-LOSSES: Final = "evaluation.jsonl"
-"""The unsigned file, in the run's folder, of losses on held-out rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +106,7 @@ def description(prepared: Prepared, run: Run, data: list[str]) -> str:
     """The adapter's model card without what is made from its certificate. data: sentences on the data."""
     settings, found = prepared.settings, prepared.remembered
     base, warmup = settings.model.resolve().name, "3% of the" if settings.warmup is None else settings.warmup
-    measured = [f"{LOSS} after step {step}: {loss:.4f}" for step, loss in evaluations(run).items()]
+    measured = [f"{LOSS} after step {step}: {loss:.4f}" for step, loss in evaluations(run.directory).items()]
     unit = "pairs" if prepared.training.is_preference else f"windows of {settings.length:,} tokens"
     last, lines = f"{run.losses[-1]:.4f}", "".join(f"- {_prose(line)}\n" for line in [*data, *measured])
     return f"""# LoRA adapters of {_prose(base)}
@@ -144,17 +141,6 @@ print(tokenizer.decode(model.generate(**given, max_new_tokens=64)[0]))
 """
 
 
-def evaluations(run: Run) -> dict[int, float]:
-    """The losses of a run on rows that are not learnt, by step."""
-    path = run.directory / LOSSES
-    found = dict[int, float]()
-    for line in path.read_text().splitlines() if path.is_file() else ():
-        with suppress(ValueError):  # a line that was being written when its process was killed
-            one = json.loads(line)
-            found[one["step"]] = one["loss"]
-    return found
-
-
 def save(settings: FineTuning, model: Any, folder: Path) -> None:
     """Writes a model, or its adapter, with its tokenizer and chat template."""
     model.save_pretrained(folder)
@@ -181,7 +167,7 @@ def _adapted(settings: FineTuning) -> Any:
         made = get_peft_model(base, adapters).train()
     except ValueError as error:
         raise ConfigurationError(f"expected names of modules, got {settings.targets}: {error}") from error
-    own = made.peft_config["default"]
+    own: Any = made.peft_config["default"]
     own.target_modules = sorted(own.target_modules)  # PEFT's set has another order in each process
     return made
 

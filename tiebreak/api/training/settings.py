@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -13,6 +14,8 @@ from tiebreak.protocol.errors import ConfigurationError, VerificationError, own_
 
 TUNING: Final = "finetune.json"
 """The file, in the folder of a run, with the settings of its fine-tuning job."""
+LOSSES: Final = "evaluation.jsonl"
+"""The unsigned file, in the run's folder, of losses on held-out rows."""
 MAX_FILE_BYTES: Final = 1 << 24
 
 
@@ -105,3 +108,13 @@ def check_unchanged(path: Path, settings: Mapping[str, object]) -> None:
 def remember(path: Path, settings: Mapping[str, object]) -> None:
     """Writes the settings into an unsigned file of the folder, by which later refusals can name the difference."""
     write_file(path, json.dumps(settings, indent=1).encode())
+
+
+def evaluations(run: Path) -> dict[int, float]:
+    """The finite losses of the run in a folder on rows that are not learnt, by step."""
+    path, found = run / LOSSES, dict[int, float]()
+    for line in path.read_text("utf-8", "replace").splitlines() if path.is_file() else ():
+        with suppress(ValueError):  # a line that is being written, or was when its process was killed
+            one = json.loads(line)
+            found |= {one["step"]: one["loss"]} if isfinite(one["loss"]) else {}
+    return found

@@ -7,7 +7,6 @@ store calls running and that has no process goes on from its last checkpoint, be
 """
 
 import errno
-import json
 import os
 import re
 import shutil
@@ -21,7 +20,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
-from math import isfinite
 from pathlib import Path
 from threading import Event
 from typing import Any, Final
@@ -30,7 +28,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from tiebreak.api.training.orders import settings_of
 from tiebreak.api.training.reading import open_directory
-from tiebreak.api.training.settings import TUNING, FineTuning
+from tiebreak.api.training.settings import TUNING, FineTuning, evaluations
 from tiebreak.engine.data.disk import Folder, StorageError, make_folder, write_file
 from tiebreak.engine.run import directory
 from tiebreak.node.finetuning.service_store import PREFIXES, Json, ServiceStore
@@ -48,8 +46,6 @@ FILES: Final = {"training_file": "data.jsonl", "validation_file": "validation.js
 """Field of a job that names a file -> the file's name in the folder of the job."""
 UNSENT: Final = (directory.DATA, f"{directory.STATES}/{directory.state_name(0)}", directory.ORIGINS)
 """The parts of a run that its customer makes from the order, and what names the service's source files."""
-LOSSES: Final = "evaluation.jsonl"
-"""The file of `tiebreak.api.training.finetuning`, which brings torch."""
 TRIES: Final = 3
 """The number of times in a row that a job's process may die without a new checkpoint."""
 POLL_SECONDS: Final = 0.5
@@ -228,7 +224,7 @@ class JobTraining:
         if not (self._folder / "run" / TUNING).is_file():
             return
         self._run = run = self._run or open_directory(self._folder / "run")
-        recorded, held = run.recorded(), _evaluations(run.path)
+        recorded, held = run.recorded(), evaluations(run.path)
         for count in range(self._told + 1, recorded + 1):
             record, name = run.record_at(count - 1), directory.head_name(count)
             is_measured = settings.evaluation is None or record.step in held or count < recorded or is_over
@@ -264,7 +260,7 @@ class JobTraining:
     def _finish(self, settings: FineTuning) -> None:
         """Gives the customer the result files and the model, and ends the job, unless it was cancelled meanwhile."""
         run, metrics = self._run or open_directory(self._folder / "run"), self._folder / "metrics.csv"
-        held, lines = _evaluations(run.path), ["step,train_loss,valid_loss\n"]
+        held, lines = evaluations(run.path), ["step,train_loss,valid_loss\n"]
         lines += [f"{one['step']},{one['loss']!r},{held.get(int(one['step']), '')}\n" for one in run.metrics()]
         write_file(metrics, "".join(lines).encode())
         sent = [part.name for part in parts(run, run.job.checkpoints, states=True) if part.name not in UNSENT]
@@ -300,16 +296,6 @@ class JobTraining:
         if is_changed := self._store.change(self._id, UNFINISHED[:2], **changes) is not None:
             self._say(level, message)
         return is_changed
-
-
-def _evaluations(run: Path) -> dict[int, float]:
-    """The losses of a run on the rows of the validation file, by step."""
-    found, path = dict[int, float](), run / LOSSES
-    for line in path.read_text("utf-8", "replace").splitlines() if path.is_file() else ():
-        with suppress(ValueError):  # a line that is being written
-            one = json.loads(line)
-            found |= {one["step"]: one["loss"]} if isfinite(one["loss"]) else {}
-    return found
 
 
 def _link(source: Path, target: Path) -> None:
