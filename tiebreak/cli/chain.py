@@ -24,12 +24,11 @@ if TYPE_CHECKING:
     from tiebreak.protocol.chain import Chain, Creation
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
+from functools import partial
 from typing import Any
 
 from tiebreak.cli.key import passphrase
+from tiebreak.engine import system
 
 
 @click.group()
@@ -263,6 +262,8 @@ def withdraw(key: Path, rpc: str, board: Address, to: Address | None, as_json: b
 MAX_ACCOUNTS = 100
 WATCH_SECONDS = 0.5
 """The time between two checks that the node is still alive."""
+terminated = partial(system.on_signals, signal.default_int_handler, signal.SIGTERM)
+"""A context in which SIGTERM ends the command as Ctrl-C does, so that no anvil process is left behind."""
 
 
 @click.command()
@@ -304,20 +305,6 @@ def devnet(port: int, accounts: int, block_time: int, embedded: bool, keys: Path
             pass
     if not as_json:
         click.echo("stopped")
-
-
-@contextmanager
-def terminated() -> Iterator[None]:
-    """Lets SIGTERM end the command as Ctrl-C does, so that no anvil process is left behind."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _print(running: "api.chains.Devnet", *, as_json: bool) -> None:

@@ -8,7 +8,8 @@ import os
 import signal
 import stat
 import subprocess
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from io import IOBase
 from pathlib import Path
@@ -183,3 +184,14 @@ def allowed_files() -> int:
     """The limit of open files; negative if there is none."""
     limit: int = _resource.getrlimit(_resource.RLIMIT_NOFILE)[0]
     return limit
+
+
+@contextmanager
+def on_signals(handle: Callable[[int, Any], object], *numbers: int) -> Iterator[None]:
+    """Calls a function when one of these signals comes, while the block runs."""
+    before = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -63,7 +63,7 @@ class VerifiedPost:
     """A post as it came from the hub, with all signatures checked."""
 
     received: ReceivedPost
-    signed: SignedPost
+    post: Post
     body: Body
 
     @property
@@ -73,10 +73,6 @@ class VerifiedPost:
     @property
     def at(self) -> int:
         return self.received.at
-
-    @property
-    def post(self) -> Post:
-        return self.signed.post
 
 
 class HubClient:
@@ -243,7 +239,7 @@ class HubClient:
         named = Received(content=signed.post.content, place=received.place, at=received.at)
         keys.verify(named.digest(self._domain), received.signature, self.hub)
         try:
-            return VerifiedPost(received=received, signed=signed, body=signed.verify(self._domain)), received.place
+            return VerifiedPost(received=received, post=signed.post, body=signed.verify(self._domain)), received.place
         except Exception:  # a stranger's post, which must not keep back those behind it
             self.lies += 1
             return None, received.place

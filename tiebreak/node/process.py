@@ -3,13 +3,14 @@
 import os
 import secrets
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from socket import socket
 from threading import Event as Flag
 from typing import Any, Final
 
 from tiebreak.api.agreement.sealing import opened_by
+from tiebreak.engine import system
 from tiebreak.node import owner_view, parties
 from tiebreak.node.board_source import AnyBoardSource, ChainSource, HubSource
 from tiebreak.node.driver import Driver
@@ -39,7 +40,7 @@ def run(
     """Run the party until SIGTERM or Ctrl-C."""
     os.umask(0o077)
     stop = Flag()
-    with _told_to_stop(stop):
+    with system.on_signals(lambda *_: stop.set(), signal.SIGTERM, signal.SIGINT):
         driver = open_party(settings, key, stop, as_json=as_json, verbose=verbose, serve=serve)
         try:
             if settings.metrics_port:
@@ -157,14 +158,3 @@ def policy(settings: Settings) -> parties.AcceptancePolicy:
     return parties.AcceptancePolicy(
         clients=clients, most_steps=settings.most_steps, least_reward=settings.wei("least_reward")
     )
-
-
-@contextmanager
-def _told_to_stop(stop: Flag) -> Iterator[None]:
-    """Lets SIGTERM and Ctrl-C set the flag."""
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

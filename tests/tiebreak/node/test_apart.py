@@ -64,7 +64,7 @@ def test_main_loop_survives_any_error_of_a_post_or_the_board_source(there: Any) 
 def verified(place: int, wire: bytes) -> VerifiedPost:
     signed = posts.SignedPost.decode(wire)
     received = posts.ReceivedPost(place=place, at=7, wire=wire, signature=bytes(65))
-    return VerifiedPost(received=received, signed=signed, body=signed.verify(DOMAIN))
+    return VerifiedPost(received=received, post=signed.post, body=signed.verify(DOMAIN))
 
 
 def test_trainer_stores_nothing_of_strangers_jobs(there: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

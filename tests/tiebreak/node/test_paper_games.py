@@ -146,7 +146,7 @@ class Storm(Commune):
         """A hub gives one number of a sender one place."""
         place = (signed.post.sender, signed.post.job_id, signed.post.number)
         if self.said.setdefault(place, signed.post.encode()) == signed.post.encode():
-            if all(verified.signed != signed for verified in self.verified_posts):
+            if all(verified.received.wire != signed.encode() for verified in self.verified_posts):
                 super().deliver(signed, domain)
         else:
             raise AssertionError(f"expected one post of a number, got two: {place}")

@@ -177,7 +177,7 @@ class Village:
         received = posts.Received(content=signed.post.content, place=len(self.verified_posts) + 1, at=self.now)
         signature = HUB.sign(received.digest(domain))
         entry = posts.ReceivedPost(place=received.place, at=received.at, wire=signed.encode(), signature=signature)
-        self.verified_posts.append(VerifiedPost(received=entry, signed=signed, body=signed.verify(domain)))
+        self.verified_posts.append(VerifiedPost(received=entry, post=signed.post, body=signed.verify(domain)))
 
 
 def new_village_chain() -> EmbeddedChain:

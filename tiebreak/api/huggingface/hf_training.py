@@ -12,9 +12,10 @@ from transformers.trainer_utils import TrainOutput
 
 from tiebreak.api.huggingface import refusals, trainer_loop
 from tiebreak.api.huggingface.objective import check_padding, objective, ready
-from tiebreak.api.huggingface.recording import RecordedColumns, Recording, columns, record, replaced, same_draws
+from tiebreak.api.huggingface.recording import RecordedColumns, Recording, columns, record
 from tiebreak.api.machine import Machine
 from tiebreak.api.training.runs import Run, agree
+from tiebreak.engine.capture.step_run import replaced, same_draws
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.optimizers.settings import Clip
 from tiebreak.protocol.commitments.keys import PrivateKey

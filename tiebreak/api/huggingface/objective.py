@@ -11,7 +11,8 @@ from accelerate.utils.operations import convert_outputs_to_fp32
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
-from tiebreak.api.huggingface.recording import ITEMS, WEIGHT, RecordedColumns, Recording, replaced
+from tiebreak.api.huggingface.recording import ITEMS, WEIGHT, RecordedColumns, Recording
+from tiebreak.engine.capture.step_run import replaced
 from tiebreak.protocol.errors import ConfigurationError
 
 _REPORTED: Final = ("_metrics", "_stored_metrics", "_total_train_tokens")

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import Trainer
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 
-from tiebreak.engine.capture.step_run import random_streams, set_random_streams
+from tiebreak.engine.capture.step_run import random_streams, replaced, same_draws, set_random_streams
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.philox import shuffle
 
@@ -113,31 +113,6 @@ class _Loader:
             set_random_streams(before)
             torch.empty((), dtype=torch.int64).random_()
             return bool(random_streams() != after)
-
-
-@contextmanager
-def replaced(target: Any, **values: Any) -> Iterator[None]:
-    """Sets attributes of one object, and restores them afterwards."""
-    missing = object()
-    before = {name: vars(target).get(name, missing) for name in values}
-    vars(target).update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            vars(target).pop(name, None)
-            if value is not missing:
-                vars(target)[name] = value
-
-
-@contextmanager
-def same_draws() -> Iterator[None]:
-    """Leaves the random numbers of torch, Python and NumPy as they were."""
-    before = random_streams()
-    try:
-        yield
-    finally:
-        set_random_streams(before)
 
 
 def loop(trainer: Trainer, **options: Any) -> Any:

@@ -13,11 +13,12 @@ from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 
-from tiebreak.api.huggingface.recording import Recording, loop, replaced, same_draws
+from tiebreak.api.huggingface.recording import Recording, loop
 from tiebreak.api.huggingface.refusals import logs_in_loss
 from tiebreak.api.training import trackers
 from tiebreak.api.training.runs import Run
 from tiebreak.api.training.trainer import Step
+from tiebreak.engine.capture.step_run import replaced, same_draws
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError
 

@@ -58,6 +58,8 @@ class Arithmetic:
         shuffled = torch.Generator().manual_seed(permute) if isinstance(permute, int) else permute
         at_once = fp64_elements or (FP64_ON_HOST if is_host(device) else FP64_ON_DEVICE)
         reads = is_host(device) and not interprets()
+        self.device = device
+        """The device of operands and results."""
         self.options = Options(device, shuffled, precision, logging, at_once, reads, compiled, by_integers)
         self.stats = Stats() if stats is None else stats
         self.backend = choose(self.options, self.stats)
@@ -77,11 +79,6 @@ class Arithmetic:
             options.device, options.shuffled, self.stats, precision=options.precision, logging=options.logging,
             fp64_elements=options.fp64, by_integers=True,
         )  # fmt: skip
-
-    @property
-    def device(self) -> torch.device:
-        """The device of operands and results."""
-        return self.options.device
 
     def execute(self, instruction: Instruction, operands: Operands, step: int) -> Tensor:
         """The result of a validated instruction other than `source` state or data and `commit`.

@@ -47,7 +47,7 @@ from tiebreak.engine.capture.outcomes import StepOutcome, Tensors, allowance, di
 from tiebreak.engine.capture.reach import ROUNDED, UNROUNDED, put_back, settings
 from tiebreak.engine.capture.slices import NoSlice, Slice
 from tiebreak.engine.capture.state import MODEL, OPTIMIZER, first_state
-from tiebreak.engine.capture.step_run import CPU, LossModule, exchanged, remembered, untouched
+from tiebreak.engine.capture.step_run import CPU, LossModule, exchanged, remembered, replaced, untouched
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.capture.user_code import refusal, user_line
 from tiebreak.engine.lowering.builder import Ref
@@ -160,14 +160,9 @@ def disturbed() -> Iterator[None]:
     random.seed(SHIFT)
     np.random.seed(SHIFT)
     torch.manual_seed(SHIFT)
-    clocks = {name: getattr(time, name) for name in CLOCKS}
-    for name, clock in clocks.items():
-        setattr(time, name, lambda clock=clock: clock() + SHIFT)
-    try:
+    clocks = ((name, getattr(time, name)) for name in CLOCKS)
+    with replaced(time, **{name: lambda clock=clock: clock() + SHIFT for name, clock in clocks}):
         yield
-    finally:
-        for name, clock in clocks.items():
-            setattr(time, name, clock)
 
 
 def _same_programs(first: Captured, second: Captured) -> None:

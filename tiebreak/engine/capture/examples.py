@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, Subset, SubsetRandomSampler, TensorDataset, default_collate
 
-from tiebreak.engine.capture.step_run import SEED, random_streams, set_random_streams
+from tiebreak.engine.capture.step_run import SEED, random_streams, same_draws
 from tiebreak.engine.data import ArrayFile, hugging_face, map_array, open_array, open_safetensors
 from tiebreak.engine.optimizers.settings import require
 from tiebreak.protocol.arguments import FLAG, TEXT, Expectation, instance, require_fields, shown, tuple_of, whole
@@ -304,9 +304,8 @@ def _drawing_nothing(read: Callable[[], Any]) -> Any:
 
     A reading that sets the seed by itself (by the example's number) ends in one state, wherever it began.
     """
-    before = random_streams()
-    try:
-        found, after = read(), random_streams()
+    with same_draws():
+        before, found, after = random_streams(), read(), random_streams()
         drawn = [n for n, (x, y) in enumerate(zip(before, after, strict=True)) if x != y]
         if drawn:
             torch.default_generator.manual_seed(SEED)
@@ -315,8 +314,6 @@ def _drawing_nothing(read: Callable[[], Any]) -> Any:
             read()
             again = random_streams()
             drawn = [n for n in drawn if again[n] != after[n]]
-    finally:
-        set_random_streams(before)
     if drawn:
         raise ConfigurationError(
             f"expected a dataset that draws nothing when it is read, got one that uses {_STREAMS[drawn[0]]} random "

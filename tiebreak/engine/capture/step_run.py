@@ -81,6 +81,31 @@ def set_random_streams(states: tuple[Any, ...]) -> None:
     np.random.set_state((kind, np.frombuffer(keys, dtype=np.uint32), *rest))
 
 
+@contextmanager
+def same_draws() -> Iterator[None]:
+    """Leaves the random numbers of torch, Python and NumPy as they were."""
+    before = random_streams()
+    try:
+        yield
+    finally:
+        set_random_streams(before)
+
+
+@contextmanager
+def replaced(target: Any, **values: Any) -> Iterator[None]:
+    """Sets attributes of one object, and restores them afterwards."""
+    missing = object()
+    before = {name: vars(target).get(name, missing) for name in values}
+    vars(target).update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            vars(target).pop(name, None)
+            if value is not missing:
+                vars(target)[name] = value
+
+
 def remembered(model: nn.Module) -> Callable[[], None]:
     """A function that puts back the model's attributes, the random streams and the process's settings of now."""
     held = [_keeper(module.__dict__) for module in model.modules()]
@@ -135,7 +160,6 @@ def as_written(model: nn.Module) -> Iterator[None]:
     checkpoint: Any = torch.utils.checkpoint
     without = "_checkpoint_without_reentrant_generator"
     without += "_impl" * hasattr(checkpoint, f"{without}_impl")  # torch 2.14: with the settings by name
-    before = {name: getattr(checkpoint, name) for name in (without, "CheckpointFunction")}
 
     def once(_: Any, *given: Any, **named: Any) -> Iterator[None]:
         preserve = named["preserve_rng_state"] if "preserve_rng_state" in named else given[0]
@@ -164,11 +188,8 @@ def as_written(model: nn.Module) -> Iterator[None]:
             with torch.set_grad_enabled(follows and torch.is_grad_enabled()), contextmanager(once)(function, preserve):
                 return function(*args)
 
-    vars(checkpoint).update({without: once, "CheckpointFunction": Saved})
-    try:
+    with replaced(checkpoint, **{without: once, "CheckpointFunction": Saved}):
         yield
-    finally:
-        vars(checkpoint).update(before)
 
 
 def _keeper(value: Any, depth: int = 4) -> Callable[[], None]:

@@ -257,7 +257,7 @@ def _paths(model: nn.Module) -> Iterator[None]:
 
     A node of the backward pass gets the annotation of the forward node whose gradient it computes.
     """
-    handles, entered = [], list[str]()
+    entered = list[str]()
 
     def mark() -> None:
         torch.fx.traceback.current_meta["custom"] = _noted() | {_PATH: entered[-1] if entered else ""}
@@ -270,20 +270,15 @@ def _paths(model: nn.Module) -> Iterator[None]:
         entered.pop()
         mark()
 
-    for path, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            name = f"module {path}" if path else "the model"
-            raise ConfigurationError(
-                f"{name} is scripted; give it as it was before torch.jit.script or torch.jit.trace"
-            )
-        handles.append(module.register_forward_pre_hook(lambda *_, path=path: enter(path)))
-        handles.append(module.register_forward_hook(lambda *_: leave(), always_call=True))
-    try:
-        with torch.fx.traceback.preserve_node_meta():
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as stack, torch.fx.traceback.preserve_node_meta():
+        for path, module in model.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                raise ConfigurationError(
+                    f"{described(path, '')} is scripted; give it as it was before torch.jit.script or torch.jit.trace"
+                )
+            stack.enter_context(module.register_forward_pre_hook(lambda *_, path=path: enter(path)))
+            stack.enter_context(module.register_forward_hook(lambda *_: leave(), always_call=True))
+        yield
 
 
 def trace(

@@ -4,7 +4,7 @@
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import reduce
 from math import prod
@@ -30,6 +30,11 @@ def scalar_bits(value: Scalar, dtype: DType) -> int:
     except OverflowError:
         bits = 0xFF800000 if value < 0 else 0x7F800000
     return 0x7FC00000 if value != value else bits
+
+
+def _mapped(function: MapFunction, dtype: DType | None = None) -> "Callable[[Builder, Ref, Ref], Ref]":
+    """A builder's method for a function of two operands."""
+    return lambda builder, x, y: builder.map(function, x, y, dtype=dtype)
 
 
 class Builder:
@@ -169,17 +174,16 @@ class Builder:
         dtype = operands[-1].dtype if dtype is None else dtype
         return self.emit(Opcode.MAP, dtype, shape, *accesses, function=function)
 
-    def add(self, x: Ref, y: Ref) -> Ref:
-        return self.map(MapFunction.ADD, x, y)
-
-    def sub(self, x: Ref, y: Ref) -> Ref:
-        return self.map(MapFunction.SUB, x, y)
-
-    def mul(self, x: Ref, y: Ref) -> Ref:
-        return self.map(MapFunction.MUL, x, y)
-
-    def div(self, x: Ref, y: Ref) -> Ref:
-        return self.map(MapFunction.DIV, x, y)
+    add = _mapped(MapFunction.ADD)
+    sub = _mapped(MapFunction.SUB)
+    mul = _mapped(MapFunction.MUL)
+    div = _mapped(MapFunction.DIV)
+    lt = _mapped(MapFunction.LT, DType.BOOL)
+    le = _mapped(MapFunction.LE, DType.BOOL)
+    eq = _mapped(MapFunction.EQ, DType.BOOL)
+    ne = _mapped(MapFunction.NE, DType.BOOL)
+    both = _mapped(MapFunction.AND)
+    either = _mapped(MapFunction.OR)
 
     def scale(self, x: Ref, factor: Scalar) -> Ref:
         """x times a constant of x's dtype."""
@@ -188,24 +192,6 @@ class Builder:
     def compare(self, function: MapFunction, x: Ref, y: Ref) -> Ref:
         """lt, le, eq or ne: a bool."""
         return self.map(function, x, y, dtype=DType.BOOL)
-
-    def lt(self, x: Ref, y: Ref) -> Ref:
-        return self.compare(MapFunction.LT, x, y)
-
-    def le(self, x: Ref, y: Ref) -> Ref:
-        return self.compare(MapFunction.LE, x, y)
-
-    def eq(self, x: Ref, y: Ref) -> Ref:
-        return self.compare(MapFunction.EQ, x, y)
-
-    def ne(self, x: Ref, y: Ref) -> Ref:
-        return self.compare(MapFunction.NE, x, y)
-
-    def both(self, x: Ref, y: Ref) -> Ref:
-        return self.map(MapFunction.AND, x, y)
-
-    def either(self, x: Ref, y: Ref) -> Ref:
-        return self.map(MapFunction.OR, x, y)
 
     def abs(self, x: Ref) -> Ref:
         return self.map(MapFunction.ABS, x)
@@ -355,10 +341,7 @@ class Builder:
     def rows(self, table: Ref, index: Ref) -> Ref:
         """table[index]: rows along the first dim of `table`, for an index of any shape."""
         row = table.shape[1:]
-        spread = index
-        for _ in row:
-            spread = spread.unsqueeze(-1)
-        spread = spread.expand((*index.shape, *row))
+        spread = index.append_dims(len(row)).expand((*index.shape, *row))
         strides = (0,) * index.rank + table.strides[1:]
         return self.gather(table, spread, table.strides[0], table.shape[0], strides)
 

@@ -51,11 +51,7 @@ def convolution(
         out = input_gradient(c, x, weight, c.shape, stride, padding, dilation, groups)
     else:
         out = _correlate(c, _padded(c, x, padding), weight, c.shape, stride, dilation, groups)
-    if bias is None:
-        return out
-    for _ in range(space):
-        bias = bias.unsqueeze(-1)
-    return c.b.add(out, bias)
+    return out if bias is None else c.b.add(out, bias.append_dims(space))
 
 
 def _correlate(c: Context, x: Ref, weight: Ref, shape: Sizes, stride: Sizes, dilation: Sizes, groups: int) -> Ref:

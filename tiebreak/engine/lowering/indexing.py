@@ -367,9 +367,7 @@ def index_reduce(
     """x reduced with slices of a dim that land on each of its own: means, greatest, least, or products."""
     if not x.rank:
         raise NotImplementedError("index_reduce of a number; give it a dim")
-    places = c.b.reshape(index, (-1,))
-    for _ in range(x.rank - 1 - x.dim(d)):
-        places = places.unsqueeze(-1)
+    places = c.b.reshape(index, (-1,)).append_dims(x.rank - 1 - x.dim(d))
     return scatter_reduce(c, x, d, places.expand(source.shape), source, kind, include_self=include_self)
 
 
@@ -396,8 +394,7 @@ def index_put(c: Context, x: Ref, indices: Sequence[Ref | None], values: Ref, ac
     else:
         flat = b.reshape(source, (prod(several.shape), *several.rest))
         hit, last = _last(c, _hits(c, b.reshape(row, (-1,)), count))
-        for _ in several.rest:
-            hit = hit.unsqueeze(-1)
+        hit = hit.append_dims(len(several.rest))
         rows = b.where(hit, b.rows(flat, last), b.reshape(moved, (count, *several.rest)))
     found = b.reshape(rows, moved.shape).unpermute(
         [*several.dims, *(d for d in range(x.rank) if d not in several.dims)]
@@ -409,8 +406,7 @@ def _masked(c: Context, x: Ref, indices: Sequence[Ref | None], value: Ref) -> Re
     mask = indices[0]
     if len(indices) != 1 or mask is None or prod(value.shape) != 1:
         raise NotImplementedError("index_put of several values under a mask; use `where`")
-    for _ in range(x.rank - mask.rank):
-        mask = mask.unsqueeze(-1)
+    mask = mask.append_dims(x.rank - mask.rank)
     return c.b.where(mask.expand(x.shape), c.b.reshape(value, ()), x)
 
 

@@ -231,10 +231,7 @@ def _inverse_deviation(c: Context, variance: Ref, eps: float) -> Ref:
 
 def _per_channel(x: Ref, rank: int) -> Ref:
     """Reshapes values of channels, (C,), to (1, C, 1, ...) of this rank, to be broadcast over a batch."""
-    x = x.unsqueeze(0)
-    for _ in range(rank - 2):
-        x = x.unsqueeze(-1)
-    return x
+    return x.unsqueeze(0).append_dims(rank - 2)
 
 
 def _affine(c: Context, x: Ref, weight: Ref | None, bias: Ref | None) -> Ref:

@@ -58,6 +58,10 @@ class Ref:
             self, shape=(*self.shape[:d], 1, *self.shape[d:]), strides=(*self.strides[:d], 0, *self.strides[d:])
         )
 
+    def append_dims(self, count: int) -> "Ref":
+        """Appends dims of size 1."""
+        return replace(self, shape=(*self.shape, *(1,) * count), strides=(*self.strides, *(0,) * count))
+
     def squeeze(self, dims: Sequence[int]) -> "Ref":
         """Drops those of `dims` that have size 1."""
         drop = {self.dim(d) for d in dims}

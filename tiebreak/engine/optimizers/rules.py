@@ -18,7 +18,7 @@ made with integers and decimals of 60 digits, so everyone who makes one gets the
 of the program, so that the weights of a moving average agree with its correction.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import ROUND_HALF_EVEN, Context, Decimal, localcontext
 from fractions import Fraction
@@ -189,6 +189,15 @@ def decayed(b: Builder, p: TrainedParameter, *, decoupled: bool) -> tuple[Ref, R
     return p.value, b.add(p.gradient, b.scale(p.value, p.weight_decay))
 
 
+def each_decayed(
+    b: Builder, trained: Iterable[TrainedParameter], *, decoupled: bool
+) -> Iterator[tuple[TrainedParameter, Ref, Ref]]:
+    """Each parameter with its value and its gradient, decayed. What is emitted meanwhile is of this parameter."""
+    for p in trained:
+        b.origin = f"optimizer:{p.name}"
+        yield p, *decayed(b, p, decoupled=decoupled)
+
+
 def averaged(b: Builder, key: str, share: float, new: Ref, result: Update) -> Ref:
     """The entry times `share`, plus (1 - share) * new; 1 - share of the FP32 number."""
     kept = b.scale(result.moment(b, key, new.shape), share)
@@ -249,9 +258,7 @@ def sgd(b: Builder, o: SGD, _steps: int, trained: Sequence[TrainedParameter], re
 
     g includes weight decay.
     """
-    for p in trained:
-        b.origin = f"optimizer:{p.name}"
-        _, g = decayed(b, p, decoupled=False)
+    for p, _, g in each_decayed(b, trained, decoupled=False):
         if o.momentum:
             key = f"momentum.{p.name}"
             kept = b.scale(result.moment(b, key, p.value.shape), o.momentum)
@@ -277,9 +284,7 @@ def adam(b: Builder, o: Adam, _steps: int, trained: Sequence[TrainedParameter], 
     first, second = (_correction(b, i, beta, result) for i, beta in enumerate(o.betas, start=1))
     root = b.map(MapFunction.SQRT, second)
     eps, scale = b.mul(root, b.const(o.eps)), b.div(root, first)
-    for p in trained:
-        b.origin = f"optimizer:{p.name}"
-        value, g = decayed(b, p, decoupled=isinstance(o, AdamW))
+    for p, value, g in each_decayed(b, trained, decoupled=isinstance(o, AdamW)):
         m = averaged(b, f"exp_avg.{p.name}", o.betas[0], g, result)
         v = averaged(b, f"exp_avg_sq.{p.name}", o.betas[1], b.mul(g, g), result)
         if o.amsgrad:
@@ -298,9 +303,7 @@ def _correction(b: Builder, number: int, beta: float, result: Update) -> Ref:
 
 
 def rmsprop(b: Builder, o: settings.RMSprop, _steps: int, trained: Sequence[TrainedParameter], result: Update) -> None:
-    for p in trained:
-        b.origin = f"optimizer:{p.name}"
-        value, g = decayed(b, p, decoupled=False)
+    for p, value, g in each_decayed(b, trained, decoupled=False):
         v = averaged(b, f"square_avg.{p.name}", o.alpha, b.mul(g, g), result)
         if o.centered:
             mean = averaged(b, f"grad_avg.{p.name}", o.alpha, g, result)
@@ -315,9 +318,7 @@ def rmsprop(b: Builder, o: settings.RMSprop, _steps: int, trained: Sequence[Trai
 def adagrad(b: Builder, o: Adagrad, steps: int, trained: Sequence[TrainedParameter], result: Update) -> None:
     b.origin = "optimizer:rate_decay"
     decay = _entry(b, ADAGRAD, steps) if o.lr_decay else None
-    for p in trained:
-        b.origin = f"optimizer:{p.name}"
-        value, g = decayed(b, p, decoupled=False)
+    for p, value, g in each_decayed(b, trained, decoupled=False):
         key = f"sum.{p.name}"
         held = result.entry(b, key, torch.full(g.shape, f32(o.initial_accumulator_value)))
         total = result.state[key] = b.add(held, b.mul(g, g))
@@ -330,9 +331,7 @@ def nadam(b: Builder, o: NAdam, steps: int, trained: Sequence[TrainedParameter],
     b.origin = "optimizer:shares"
     of_gradient, of_moment, root = (_entry(b, name, steps) for name in NADAM)
     eps = b.mul(root, b.const(o.eps))
-    for p in trained:
-        b.origin = f"optimizer:{p.name}"
-        value, g = decayed(b, p, decoupled=o.decoupled_weight_decay)
+    for p, value, g in each_decayed(b, trained, decoupled=o.decoupled_weight_decay):
         m = averaged(b, f"exp_avg.{p.name}", o.betas[0], g, result)
         v = averaged(b, f"exp_avg_sq.{p.name}", o.betas[1], b.mul(g, g), result)
         move = b.div(b.add(b.mul(g, of_gradient), b.mul(m, of_moment)), _deviation(b, v, eps))
@@ -344,9 +343,7 @@ def radam(b: Builder, o: RAdam, steps: int, trained: Sequence[TrainedParameter],
     b.origin = "optimizer:rectification"
     scale, one = _entry(b, RADAM, steps), b.const(1.0)
     plain = b.lt(b.step(), b.i64(radam_begins(o, steps)))
-    for p in trained:
-        b.origin = f"optimizer:{p.name}"
-        value, g = decayed(b, p, decoupled=o.decoupled_weight_decay)
+    for p, value, g in each_decayed(b, trained, decoupled=o.decoupled_weight_decay):
         m = averaged(b, f"exp_avg.{p.name}", o.betas[0], g, result)
         v = averaged(b, f"exp_avg_sq.{p.name}", o.betas[1], b.mul(g, g), result)
         unit = b.where(plain, one, _deviation(b, v, b.const(o.eps)))
@@ -356,9 +353,7 @@ def radam(b: Builder, o: RAdam, steps: int, trained: Sequence[TrainedParameter],
 def lion(b: Builder, o: settings.Lion, _steps: int, trained: Sequence[TrainedParameter], result: Update) -> None:
     """One step of every parameter. Where b1 * m + (1 - b1) * g is zero, it stays as it is but for its decay."""
     zero = b.const(0.0)
-    for p in trained:
-        b.origin = f"optimizer:{p.name}"
-        value, g = decayed(b, p, decoupled=True)
+    for p, value, g in each_decayed(b, trained, decoupled=True):
         held, share = result.moment(b, f"exp_avg.{p.name}", g.shape), f32(o.betas[0])
         mixed = b.add(b.scale(held, share), b.mul(g, b.const(1.0 - share)))
         falling = b.where(b.lt(mixed, zero), b.neg(p.rate), zero)

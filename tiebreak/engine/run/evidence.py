@@ -22,7 +22,6 @@ from tiebreak.engine.run.interpreter import Interpreter, Observer, State, Sums
 from tiebreak.engine.run.logs import NO_LOGS, Logs, RunIdentity, check_logs
 from tiebreak.engine.run.loop import ComputedStep, steps
 from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
-from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.log_tree import LogTree
 from tiebreak.protocol.commitments.records import StepRecord, run_tree, state_leaf, tensor_tree
 from tiebreak.protocol.errors import StateError
@@ -66,7 +65,7 @@ class Evidence:
         """logs: for a job of policy `logged`, those that the run's records commit to."""
         interpreter.check_job(run.job)
         check_logs(run.job, logs)
-        self.run, self._interpreter, self._logs = run, interpreter, logs
+        self.run, self.job, self.program, self._interpreter, self._logs = run, run.job, run.program, interpreter, logs
         self._data: State | None = None
         self._ids = Identified(run.program)
         self._held: tuple[int, State] | None = None
@@ -74,14 +73,6 @@ class Evidence:
         self.replayed_steps = 0
         for method, size in self.KEPT.items():
             setattr(self, method, lru_cache(maxsize=size)(getattr(self, method)))
-
-    @property
-    def job(self) -> Job:
-        return self.run.job
-
-    @property
-    def program(self) -> Program:
-        return self.run.program
 
     def run_tree(self, count: int) -> Tree:
         """The run tree of this party's first `count` checkpoints."""

@@ -113,8 +113,7 @@ def apply(state: GameState, move: Move, now: int) -> GameState:
 
 
 def _require_kind(state: GameState, move: Move) -> None:
-    if state.is_over:
-        raise IllegalMove("the game is over")
+    _require(not state.is_over, "the game is over")
     if move.KIND not in (state.phase, Phase.OVER):
         raise IllegalMove(f"expected a move of kind {state.phase.name}, got {move.KIND.name}")
 
@@ -163,8 +162,7 @@ def enter(state: GameState, later: GameState, now: int) -> GameState:
     The caller has checked that one side sent `later` and that the other signed it. The clocks, and the instants that
     they and seals count from, stay those of the game.
     """
-    if state.is_over:
-        raise IllegalMove("the game is over")
+    _require(not state.is_over, "the game is over")
     if not state.moved <= now < state.last:
         raise IllegalMove(
             f"expected an instant from {state.moved} to {state.last - 1}, while the sides talk, got {now}"
@@ -190,8 +188,7 @@ def prove_signed(state: GameState, later: GameState, move: Move) -> GameState:
 
     No clock is charged, and nothing of the state but its verdict counts: the contract stores no more.
     """
-    if state.is_over:
-        raise IllegalMove("the game is over")
+    _require(not state.is_over, "the game is over")
     if later.phase is not Phase.PROVE or move.KIND is not Phase.PROVE:
         raise IllegalMove(f"expected a proof from phase PROVE, got {move.KIND.name} from {later.phase.name}")
     return _made(replace(_at(state, later), moves=later.moves + 1), move)
@@ -199,27 +196,22 @@ def prove_signed(state: GameState, later: GameState, move: Move) -> GameState:
 
 def concede(state: GameState, side: Side, now: int) -> GameState:
     """The game after a side gave up, in or out of its turn, in time or not. Raises `IllegalMove` once it is over."""
-    if state.is_over:
-        raise IllegalMove("the game is over")
-    if now < state.moved:
-        raise IllegalMove(f"expected an instant not before {state.moved}, got {now}")
+    _require(not state.is_over, "the game is over")
+    _require(now >= state.moved, f"expected an instant not before {state.moved}, got {now}")
     detail = f"the {side.name.lower()} conceded in phase {state.phase.name}"
     return _end(replace(state, moved=now), side.other, Reason.CONCEDED, detail)
 
 
 def forked(state: GameState, side: Side) -> GameState:
     """The game after it was shown that a side signed two states in one place. Raises `IllegalMove` once it is over."""
-    if state.is_over:
-        raise IllegalMove("the game is over")
+    _require(not state.is_over, "the game is over")
     return _end(state, side.other, Reason.FORKED, f"the {side.name.lower()} signed two states in one place")
 
 
 def timeout(state: GameState, now: int) -> GameState:
     """End a game whose mover has used more than its clock. Raises `IllegalMove` before that."""
-    if state.is_over:
-        raise IllegalMove("the game is over")
-    if _used(state, now) <= state.rest:
-        raise IllegalMove(f"expected an instant after {state.deadline}, got {now}")
+    _require(not state.is_over, "the game is over")
+    _require(_used(state, now) > state.rest, f"expected an instant after {state.deadline}, got {now}")
     within = f"{state.rest} seconds" + (f" and {state.allowance} that are not charged" if state.allowance else "")
     return _end(state, state.mover.other, Reason.TIMEOUT, f"{state.phase.name} did not come within {within}")
 
@@ -249,16 +241,14 @@ def walk_moves(levels: int, *, run: int, steps: int, values: int, chunks: int, t
 
 def _used(state: GameState, now: int) -> int:
     """Seconds of the mover's clock that a move at `now` costs."""
-    if now < state.moved:
-        raise IllegalMove(f"expected an instant not before {state.moved}, got {now}")
+    _require(now >= state.moved, f"expected an instant not before {state.moved}, got {now}")
     return max(0, now - state.last - state.allowance)
 
 
 def _spend(state: GameState, now: int) -> GameState:
     """Charge the mover's clock. The mover may use exactly what is left; one second more allows `timeout`."""
     used, rest = _used(state, now), state.rest
-    if used > rest:
-        raise IllegalMove(f"expected a move not after {state.deadline}, got one at {now}")
+    _require(used <= rest, f"expected a move not after {state.deadline}, got one at {now}")
     timed = replace(state, last=max(state.last, now), moved=now, moves=state.moves + 1)
     if state.mover is Side.DEFENDER:
         return replace(timed, defender_rest=rest - used)
@@ -323,24 +313,21 @@ def _enter_steps(state: GameState, root: bytes, depth: int) -> GameState:
 # ---------------------------------------------------------------- the moves
 
 
-def _tie(holds: bool, what: str) -> None:
+def _require(holds: bool, what: str) -> None:
     if not holds:
         raise IllegalMove(what)
 
 
 def _require_count(what: str, expected: int, found: int) -> None:
-    if found != expected:
-        raise IllegalMove(f"expected {expected} {what}, got {found}")
+    _require(found == expected, f"expected {expected} {what}, got {found}")
 
 
 def _require_no_seal(seal: bytes, what: str) -> None:
-    if seal != NO_SEAL:
-        raise IllegalMove(f"expected no seal at {what}, where nothing is judged yet, got {seal.hex()}")
+    _require(seal == NO_SEAL, f"expected no seal at {what}, where nothing is judged yet, got {seal.hex()}")
 
 
 def _require_no_log(what: str, holds: bool) -> None:
-    if not holds:
-        raise IllegalMove(f"expected nothing of a rounding log with {what}, got some")
+    _require(holds, f"expected nothing of a rounding log with {what}, got some")
 
 
 def _root_over(job: Job, nodes: tuple[bytes, ...], depth: int) -> Digest:
@@ -351,14 +338,13 @@ def _root_over(job: Job, nodes: tuple[bytes, ...], depth: int) -> Digest:
 
 def _descend(state: GameState, move: moves.Descend) -> GameState:
     root = _root_over(state.job, move.nodes, state.height)
-    _tie(root == state.node, "the revealed nodes do not fold to the node above them")
+    _require(root == state.node, "the revealed nodes do not fold to the node above them")
     return replace(state, phase=Phase.SELECT)
 
 
 def _select(state: GameState, move: Select) -> GameState:
     _require_count("siblings", state.levels, len(move.siblings))
-    if move.index >= 1 << state.levels:
-        raise IllegalMove(f"expected an index below {1 << state.levels}, got {move.index}")
+    _require(move.index < 1 << state.levels, f"expected an index below {1 << state.levels}, got {move.index}")
     if fold(move.node, move.index, move.siblings) != state.node:
         raise IllegalMove("expected a node that the defender revealed, got another")
     height = state.height - state.levels
@@ -382,10 +368,10 @@ def _open_steps(state: GameState, move: moves.OpenSteps) -> GameState:
         named = (move.state_root, move.loss_bits, move.log_root)
         _require_no_log("the steps under policy exact", named == (records.ZERO_DIGEST, 0, records.ZERO_DIGEST))
     found = fold(state.node, steps - 1, move.siblings)
-    _tie(found == root, "the checkpoint is not the last record under the steps root")
+    _require(found == root, "the checkpoint is not the last record under the steps root")
     if state.job.is_logged:
         record = _record(state.job.last_step(state.checkpoint), move)
-        _tie(record.digest == state.node, "the last record is not the checkpoint")
+        _require(record.digest == state.node, "the last record is not the checkpoint")
         state = replace(state, log_root=move.log_root)
     return _enter_steps(state, root, depth_of(steps))
 
@@ -407,11 +393,12 @@ def _open_values(state: GameState, move: moves.OpenValues) -> GameState:
     else:
         is_empty = move.step_log == records.ZERO_DIGEST and not move.log_siblings
         _require_no_log("the values under policy exact", is_empty)
-    _tie(_record(state.step, move).digest == state.node, "the step record is not the disputed one")
+    _require(_record(state.step, move).digest == state.node, "the step record is not the disputed one")
     _tie_step_log(state, move)
     loss_root = fold(records.loss_id(move.loss_bits), job.body_count - 1, move.siblings)
-    _tie(loss_root == body_root, "the loss is not the last value under the body root")
-    _tie(commit_root == pad(move.state_root, job.state_depth, depth), "the state is not the right half of the values")
+    _require(loss_root == body_root, "the loss is not the last value under the body root")
+    padded = pad(move.state_root, job.state_depth, depth)
+    _require(commit_root == padded, "the state is not the right half of the values")
     state = replace(
         state, state_root=move.state_root, body_root=body_root, log_root=move.log_root, step_log=move.step_log
     )
@@ -422,18 +409,18 @@ def _tie_step_log(state: GameState, move: moves.OpenValues) -> None:
     """Tie the step log to the record's log root, which all records of a segment share with the checkpoint."""
     job = state.job
     if not job.is_logged:
-        _tie(move.log_root == records.ZERO_DIGEST, "the policy is exact, but there is a rounding log")
+        _require(move.log_root == records.ZERO_DIGEST, "the policy is exact, but there is a rounding log")
         return
     if job.segment_steps(state.checkpoint) > 1:  # else the record is the checkpoint
-        _tie(move.log_root == state.log_root, "the log root of the record is not the checkpoint's")
+        _require(move.log_root == state.log_root, "the log root of the record is not the checkpoint's")
     found = fold(move.step_log, state.step - job.first_step(state.checkpoint), move.log_siblings)
-    _tie(found == move.log_root, "the step log is not the step's under the log root")
+    _require(found == move.log_root, "the step log is not the step's under the log root")
 
 
 def _open_tensor(state: GameState, move: moves.OpenTensor) -> GameState:
     _require_count("siblings", state.job.half_depth + 1, len(move.siblings))
     digest = instruction_digest(move.instruction)
-    _tie(fold(digest, state.leaf, move.siblings) == state.job.program_root, "the instruction is not the program's")
+    _require(fold(digest, state.leaf, move.siblings) == state.job.program_root, "the instruction is not the program's")
     instruction = decode_alone(move.instruction)
     state = replace(state, instruction=digest, operation=instruction)
     if instruction.opcode == Opcode.SOURCE:
@@ -442,7 +429,7 @@ def _open_tensor(state: GameState, move: moves.OpenTensor) -> GameState:
     depth = depth_of(records.chunk_count(instruction.dtype, instruction.shape))
     root = _root_over(state.job, move.nodes, depth)
     identity = records.tensor_id(instruction.dtype, instruction.shape, root)
-    _tie(identity == state.node, "the chunk root is not that of the committed tensor")
+    _require(identity == state.node, "the chunk root is not that of the committed tensor")
     return _enter(state, Level.CHUNKS, root, depth)
 
 
@@ -453,21 +440,20 @@ def _open_chunk(state: GameState, move: moves.OpenChunk) -> GameState:
         is_empty = move.word == log_tree.NO_WORD and not move.siblings
         _require_no_log("a chunk of what is not logged", is_empty)
     length = records.chunk_length(state.dtype, state.shape, state.chunk)
-    _tie(len(move.chunk) == length, f"the chunk has {len(move.chunk)} bytes and must have {length}")
-    _tie(records.chunk_digest(move.chunk) == state.node, "the chunk is not the committed one")
+    _require(len(move.chunk) == length, f"the chunk has {len(move.chunk)} bytes and must have {length}")
+    _require(records.chunk_digest(move.chunk) == state.node, "the chunk is not the committed one")
     if state.is_logged_sum:
         # Every value's words form a tree of the same shape as its chunks, so one position names both value and chunk.
         found = fold(log_tree.word_leaf(move.word), state.leaf << state.depth | state.chunk, move.siblings)
-        _tie(found == state.step_log, "the log word is not the chunk's under the step log")
+        _require(found == state.step_log, "the log word is not the chunk's under the step log")
     return replace(state, word=move.word, phase=Phase.SELECT_ELEMENT)
 
 
 def _select_element(state: GameState, move: SelectElement) -> GameState:
     if records.chunk_digest(move.chunk) != state.node:
         raise IllegalMove("expected the chunk that the defender opened, got another")
-    size = state.dtype.size
-    if move.index >= len(move.chunk) // size:
-        raise IllegalMove(f"expected an index below {len(move.chunk) // size}, got {move.index}")
+    size, count = state.dtype.size, len(move.chunk) // state.dtype.size
+    _require(move.index < count, f"expected an index below {count}, got {move.index}")
     state = replace(
         state,
         element=state.chunk * (CHUNK_BYTES // size) + move.index,
@@ -486,12 +472,11 @@ def _open_terms(state: GameState, move: moves.OpenTerms) -> GameState:
     _require_count("siblings", depth_of(leaves), len(move.siblings))
     # INVARIANT 15: partial sums tie to the element's bits alone, and another element may have the same.
     selected, named = (state.step, state.leaf, state.element), (move.step, move.value, move.element)
-    if named != selected:
-        raise IllegalMove(f"expected the terms of (step, value, element) {selected}, got those of {named}")
+    _require(named == selected, f"expected the terms of (step, value, element) {selected}, got those of {named}")
     root = _root_over(state.job, move.nodes, depth_of(leaves))
     leaf, value = proof.finish(state.operation, move.accumulator, state.rounding)
-    _tie(value == state.claimed, "the last accumulator is not the claimed element")
-    _tie(fold(leaf, leaves - 1, move.siblings) == root, "the last accumulator is not the last leaf under its root")
+    _require(value == state.claimed, "the last accumulator is not the claimed element")
+    _require(fold(leaf, leaves - 1, move.siblings) == root, "the last accumulator is not the last leaf under its root")
     return _enter(replace(state, accumulator_root=root), Level.TERMS, root, depth_of(leaves))
 
 

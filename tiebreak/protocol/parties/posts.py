@@ -70,63 +70,60 @@ class Body(Record):
     __slots__ = ()
     KIND: ClassVar[PostKind]
 
+    def __init_subclass__(cls, *, kind: PostKind | None = None) -> None:
+        if kind is not None:  # none is given where `dataclass` makes the class once more, for its slots
+            cls.KIND = kind
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OfferBody(Body):
+class OfferBody(Body, kind=PostKind.OFFER):
     """A client's job that asks for its trainer's signature."""
 
-    KIND = PostKind.OFFER
     job: tx.AnyJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerBody(Body):
+class AnswerBody(Body, kind=PostKind.ANSWER):
     """The trainer's signature under a job, or an empty one that declines."""
 
-    KIND = PostKind.ANSWER
     job: tx.AnyJob
     signature: Annotated[bytes, Data(keys.SIGNATURE_BYTES)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadBody(Body):
+class HeadBody(Body, kind=PostKind.HEAD):
     """The trainer's head, perhaps with the leaves of its run tree."""
 
-    KIND = PostKind.HEAD
     head: tx.AnyHead
     leaves: Annotated[tuple[Digest, ...], ListOf(Raw(32), MAX_LEAVES)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogReceiptBody(Body):
+class LogReceiptBody(Body, kind=PostKind.LOG_RECEIPT):
     """The client's receipt for the logs of a head."""
 
-    KIND = PostKind.LOG_RECEIPT
     receipt: tx.AnyReceipt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GameBody(Body):
+class GameBody(Body, kind=PostKind.GAME):
     """A challenger's choice of a head, and the nonce of its game. It opens the game's mailbox."""
 
-    KIND = PostKind.GAME
     head: tx.AnyHead
     nonce: U64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoveBody(Body):
+class MoveBody(Body, kind=PostKind.MOVE):
     """A signed message by a side of a game (section 9)."""
 
-    KIND = PostKind.MOVE
     wire: Annotated[bytes, Data(MAX_MESSAGE_BYTES)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReceiptBody(Body):
+class ReceiptBody(Body, kind=PostKind.RECEIPT):
     """A receipt for a state of a game by one of its sides (section 9)."""
 
-    KIND = PostKind.RECEIPT
     receipt: Annotated[bytes, Data(MAX_RECEIPT_BYTES)]
 
 
@@ -149,10 +146,9 @@ class PublishedFile(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LibraryBody(Body):
+class LibraryBody(Body, kind=PostKind.LIBRARY):
     """The published files of a run up to `count` checkpoints, by the client or the trainer."""
 
-    KIND = PostKind.LIBRARY
     count: U64
     logs: Annotated[int, Uint(8, 0, 1)]
     """Whether the rounding logs are among them."""
@@ -166,10 +162,9 @@ class LibraryBody(Body):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepsBody(Body):
+class StepsBody(Body, kind=PostKind.STEPS):
     """The trainer's account of its training, for those who watch. It proves nothing and binds nobody."""
 
-    KIND = PostKind.STEPS
     first_step: U64
     losses: Annotated[tuple[int, ...], ListOf(Uint(32), MAX_LOSSES)]
     """The loss of each step from `first_step` on, as the 32 bits of an FP32 number."""
@@ -182,36 +177,32 @@ class StepsBody(Body):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayedBody(Body):
+class ReplayedBody(Body, kind=PostKind.REPLAYED):
     """The result of an auditor's replay, for those who watch. It proves nothing and binds nobody."""
 
-    KIND = PostKind.REPLAYED
     count: U64
     run_root: Root
     agrees: Annotated[int, Uint(8, 0, 1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransactionBody(Body):
+class TransactionBody(Body, kind=PostKind.TRANSACTION):
     """A transaction that anybody would have sent to a chain, where there is none."""
 
-    KIND = PostKind.TRANSACTION
     transaction: Annotated[tx.Transaction, AnyOf(tx.TRANSACTIONS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConcessionBody(Body):
+class ConcessionBody(Body, kind=PostKind.CONCESSION):
     """The trainer gives up a head, and names whom to pay for it."""
 
-    KIND = PostKind.CONCESSION
     concession: tx.AnyConcession
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AuditorsBody(Body):
+class AuditorsBody(Body, kind=PostKind.AUDITORS):
     """Accounts that the client names as auditors, for whom there is always a game in a job without a chain."""
 
-    KIND = PostKind.AUDITORS
     accounts: Annotated[tuple[Address, ...], ListOf(Raw(ADDRESS_BYTES), 32)]
 
 

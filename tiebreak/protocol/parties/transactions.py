@@ -99,8 +99,10 @@ class Transaction(Record):
     WORDS: ClassVar[str]
     """The predicate of a sentence that tells of it, with the sender as its subject."""
 
-    def __init_subclass__(cls) -> None:
-        cls.FUNCTION = vars(cls).get("FUNCTION", cls.__name__[0].lower() + cls.__name__[1:])
+    def __init_subclass__(cls, *, function: str = "", gas: int = 0, words: str = "") -> None:
+        if words:  # none are given where `dataclass` makes the class once more, for its slots
+            cls.GAS, cls.WORDS = gas, words
+            cls.FUNCTION = function or cls.__name__[0].lower() + cls.__name__[1:]
 
     @property
     def function(self) -> str:
@@ -119,11 +121,9 @@ class Transaction(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CreateJob(Transaction):
+class CreateJob(Transaction, gas=276_315, words="puts the job on the board and pays the reward"):
     """Offer a job that its trainer has signed, and pay the reward."""
 
-    GAS = 276_315
-    WORDS = "puts the job on the board and pays the reward"
     job: AnyJob
     signature: Bytes
 
@@ -133,105 +133,84 @@ class CreateJob(Transaction):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CancelJob(Transaction):
+class CancelJob(Transaction, gas=46_000, words="takes the offer back"):
     """Withdraw a job that its trainer has not accepted; the client is credited the reward and the seats' fees."""
 
-    GAS = 46_000
-    WORDS = "takes the offer back"
     job_id: Root
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AcceptJob(Transaction):
+class AcceptJob(Transaction, gas=66_935, words="accepts the job and pays its stake"):
     """Accept an offer, and pay the trainer's stake."""
 
-    GAS = 66_935
-    WORDS = "accepts the job and pays its stake"
     job_id: Root
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PostHead(Transaction):
+class PostHead(Transaction, gas=70_763, words="posts a head"):
     """Put a signed head, which commits to the steps so far, on the board."""
 
-    GAS = 70_763
-    WORDS = "posts a head"
     head: AnyHead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report(Transaction):
+class Report(Transaction, function="reportEquivocation", gas=135_000, words="reports two signed heads of one count"):
     """Report two heads with the same count and different roots."""
 
-    FUNCTION = "reportEquivocation"
-    GAS = 135_000
-    WORDS = "reports two signed heads of one count"
     first: AnyHead
     second: AnyHead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReportInconsistency(Transaction):
+class ReportInconsistency(
+    Transaction, gas=135_000, words="reports two signed heads with different records of one segment"
+):
     """Report two heads with different leaves at one position."""
 
-    GAS = 135_000
-    WORDS = "reports two signed heads with different records of one segment"
     position: U64
     first: AnyOpenedHead
     second: AnyOpenedHead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReportConcession(Transaction):
+class ReportConcession(Transaction, gas=135_000, words="shows that the trainer has conceded a head"):
     """Show the board that the trainer has conceded a head, and to whom."""
 
-    GAS = 135_000
-    WORDS = "shows that the trainer has conceded a head"
     concession: AnyConcession
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settle(Transaction):
+class Settle(Transaction, gas=70_000, words="settles the job"):
     """End a job whose final head stood through its challenge window."""
 
-    GAS = 70_000
-    WORDS = "settles the job"
     job_id: Root
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Abandon(Transaction):
+class Abandon(Transaction, gas=67_835, words="ends the job, for want of heads"):
     """End a job whose trainer missed its window or its deadline."""
 
-    GAS = 67_835
-    WORDS = "ends the job, for want of heads"
     job_id: Root
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Acknowledge(Transaction):
+class Acknowledge(Transaction, gas=64_000, words="shows a receipt for the logs of a head"):
     """Show the board the client's receipt for the logs of a head."""
 
-    GAS = 64_000
-    WORDS = "shows a receipt for the logs of a head"
     receipt: AnyReceipt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part(Transaction):
+class Part(Transaction, gas=75_000, words="ends the job, for want of a receipt or a head"):
     """End a job of policy `logged` in which a receipt, or the next head, does not come."""
 
-    GAS = 75_000
-    WORDS = "ends the job, for want of a receipt or a head"
     job_id: Root
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Withdraw(Transaction):
+class Withdraw(Transaction, gas=31_000, words="withdraws"):
     """Withdraw the party's whole credit."""
 
-    GAS = 31_000
-    WORDS = "withdraws"
     to: Account
 
 
@@ -248,72 +227,58 @@ class OnSeats(Transaction):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JoinPool(OnSeats):
+class JoinPool(OnSeats, gas=69_441, words="joins the pool of auditors"):
     """Take a slot of the pool for seats of one bond, and deposit as much."""
 
-    GAS = 69_441
-    WORDS = "joins the pool of auditors"
     bond: Bond
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeavePool(OnSeats):
+class LeavePool(OnSeats, gas=51_100, words="leaves the pool of auditors"):
     """Give a slot back, and get the deposit."""
 
-    GAS = 51_100
-    WORDS = "leaves the pool of auditors"
     bond: Bond
     slot: U64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SealHead(OnSeats):
+class SealHead(OnSeats, gas=89_728, words="seals a head"):
     """Post the seal of a head, in a job with seats."""
 
-    GAS = 89_728
-    WORDS = "seals a head"
     job_id: Root
     count: U64
     seal: Root
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrawSeats(OnSeats):
+class DrawSeats(OnSeats, gas=91_502, words="opens its secret, which draws the seats"):
     """Draw the seats of a job whose final head is sealed, by opening the client's secret."""
 
-    GAS = 91_502
-    WORDS = "opens its secret, which draws the seats"
     job: AnyJob
     secret: Bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SealRoot(OnSeats):
+class SealRoot(OnSeats, gas=175_000, words="seals the root that it has for its seat, and pays the bond"):
     """Post the seal of the root that the auditor of a seat computed, and pay the bond."""
 
-    GAS = 175_000
-    WORDS = "seals the root that it has for its seat, and pays the bond"
     job_id: Root
     seat: U64
     seal: Root
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenHead(OnSeats):
+class OpenHead(OnSeats, gas=85_083, words="opens the final head that it sealed"):
     """Post the final head that was sealed, once the auditors' time is over."""
 
-    GAS = 85_083
-    WORDS = "opens the final head that it sealed"
     head: AnyHead
     salt: Bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimSeat(OnSeats):
+class ClaimSeat(OnSeats, gas=70_039, words="opens its seal, and claims what its seat earned"):
     """Open an auditor's seal when the job has ended, and get what its seat earned."""
 
-    GAS = 70_039
-    WORDS = "opens its seal, and claims what its seat earned"
     job_id: Root
     seat: U64
     auditor: Account
@@ -322,11 +287,9 @@ class ClaimSeat(OnSeats):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CloseSeats(OnSeats):
+class CloseSeats(OnSeats, gas=69_161, words="takes back the fees that nobody earned"):
     """Pay out what nobody claimed: fees to the client."""
 
-    GAS = 69_161
-    WORDS = "takes back the fees that nobody earned"
     job_id: Root
 
 
@@ -334,11 +297,9 @@ class CloseSeats(OnSeats):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Challenge(Transaction):
+class Challenge(Transaction, gas=175_000, words="stakes on a challenge"):
     """Start a game against a head, and pay the challenger's stake."""
 
-    GAS = 175_000
-    WORDS = "stakes on a challenge"
     head: AnyHead
     nonce: U64
     more: U64 = 0
@@ -361,10 +322,9 @@ MOVE_GAS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MakeMove(Transaction):
+class MakeMove(Transaction, words="makes a move"):
     """Make move number `sequence` in a game. Each kind of move has a function with its name and its fields."""
 
-    WORDS = "makes a move"
     game_id: Root
     sequence: U64
     move: Annotated[Move, AnyMove()]
@@ -375,11 +335,9 @@ class MakeMove(Transaction):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Enter(Transaction):
+class Enter(Transaction, gas=150_000, words="enters a signed state of the game"):
     """Enter a state that the opponent signed, with its snapshot's 144 bytes."""
 
-    GAS = 150_000
-    WORDS = "enters a signed state of the game"
     game_id: Root
     sequence: U64
     snapshot: Bytes
@@ -392,11 +350,9 @@ class Enter(Transaction):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EnterAndProve(Transaction):
+class EnterAndProve(Transaction, gas=790_000, words="enters a signed state of the game, and proves"):
     """Enter the sealed state that the defender acknowledged, and prove its answer."""
 
-    GAS = 790_000
-    WORDS = "enters a signed state of the game, and proves"
     entered: Annotated[Enter, OneOf((Enter,))]
     move: Annotated[Prove, AnyProof()]
     opened: Annotated[tuple[bytes, ...], ListOf(Data(4096), MAX_SIBLINGS)]
@@ -408,30 +364,23 @@ class EnterAndProve(Transaction):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReportFork(Transaction):
+class ReportFork(Transaction, gas=135_000, words="reports that its opponent signed two states in one place"):
     """Report that one side signed two snapshots for one sequence number of a game."""
 
-    GAS = 135_000
-    WORDS = "reports that its opponent signed two states in one place"
     fork: Annotated[Fork, OneOf((Fork,))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimTimeout(Transaction):
+class ClaimTimeout(Transaction, function="timeout", gas=135_000, words="claims that the mover's clock ran out"):
     """Claim that the side to move in a game has run out of time."""
 
-    FUNCTION = "timeout"
-    GAS = 135_000
-    WORDS = "claims that the mover's clock ran out"
     game_id: Root
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reclaim(Transaction):
+class Reclaim(Transaction, gas=58_000, words="takes back the stake of a game that has no object any more"):
     """Take back the stake of a game whose job was slashed for another reason."""
 
-    GAS = 58_000
-    WORDS = "takes back the stake of a game that has no object any more"
     game_id: Root
 
 

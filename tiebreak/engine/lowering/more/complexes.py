@@ -269,8 +269,7 @@ def transform_to_real(c: Context, x: Complex, dims: Sequence[int], norm: int, si
     whole = transform(c, x, rest, 0, False) if rest else x
     place = b.iota((x.real.shape[last],), (2,))
     times = b.where(b.either(b.eq(place, b.i64(0)), b.eq(place, b.i64(size))), b.const(1.0), b.const(2.0))
-    for _ in range(x.real.rank - 1 - x.real.dim(last)):
-        times = times.unsqueeze(-1)
+    times = times.append_dims(x.real.rank - 1 - x.real.dim(last))
     count = size * prod(x.real.shape[d] for d in rest)
     return _scaled(c, _along(c, multiply(c, whole, times), last, size, size, 1), norm, count).real
 
