@@ -34,13 +34,13 @@ def played(run: runs.Run, against: runs.Run) -> tuple[Match, Transcript]:
     head, clock = run.head(), count(5).__next__
     start = rules.start(JOB, head.head, game_id(head.head, runs.DOMAIN, runs.CHALLENGER.address, 0), clock())
     transcript = Transcript(start, domain=runs.DOMAIN, challenger=runs.CHALLENGER.address)
-    done = match.play(
-        start,
-        defender=Defender(run),
-        challenger=Challenger(against, runs.SECRET),
-        judge=match.by_rules(clock),
-        courier=match.by_message(transcript, {Side.DEFENDER: runs.TRAINER, Side.CHALLENGER: runs.CHALLENGER}),
-    )
+
+    def carry(side: Side, move: Move) -> tuple[Move, int]:
+        wire = transcript.sign(move, runs.TRAINER if side is Side.DEFENDER else runs.CHALLENGER)
+        return transcript.append(wire), len(wire)
+
+    challenger, judge = Challenger(against, runs.SECRET), match.by_rules(clock)
+    done = match.play(start, defender=Defender(run), challenger=challenger, judge=judge, courier=carry)
     return done, transcript
 
 

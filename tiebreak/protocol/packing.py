@@ -317,6 +317,11 @@ class Record:
 
     __slots__ = ()
 
+    def __init_subclass__(cls, **constants: Any) -> None:
+        """Constants that a class has for all its records stand in its header: `kind=...` is `KIND`."""
+        for name, value in constants.items():
+            setattr(cls, name.upper(), value)
+
     @classmethod
     def kinds(cls) -> dict[str, FieldType]:
         """The kind of each field, by field name, in wire order."""

@@ -264,9 +264,8 @@ def repeat(c: Context, x: Ref, _times: Sequence[int]) -> Ref:
 @lowers("unfold.default")
 def unfold(c: Context, x: Ref, d: int, size: int, step: int) -> Ref:
     """Windows of a dim, as an overlapping view."""
-    if not x.rank:
-        return x.expand(c.shape)  # one window of one element, or of none
-    return x.unfold(d, c.shape[x.dim(d)], size, step)
+    # A number has one window, of one element or of none.
+    return x.unfold(d, c.shape[x.dim(d)], size, step) if x.rank else x.expand(c.shape)
 
 
 @lowers("unfold_backward.default", whole=True)

@@ -229,8 +229,8 @@ class _Repeated:
             for _ in range(ROUNDS):
                 if not self._repeat(position):
                     break
-        for position in reversed(chains):
-            self._drop(position)
+        for position in reversed(chains):  # what nobody reads any more is taken out
+            self._forget(self.inside[position] - self._needed(position), position)
         if prologues:
             made_by = {n: p for p in chains for n in self.inside[p] - self.again[p]}
             for value in sorted(made_by, reverse=True):
@@ -310,10 +310,6 @@ class _Repeated:
 
     def _bytes_read(self, members: set[int]) -> int:
         return self._bytes(self._operands(members) - members)
-
-    def _drop(self, position: int) -> None:
-        """Takes out of a chain what nobody reads any more."""
-        self._forget(self.inside[position] - self._needed(position), position)
 
     def _needed(self, position: int, gone: int = -1) -> set[int]:
         """The members of a chain that somebody still reads if nobody outside it reads `gone`."""

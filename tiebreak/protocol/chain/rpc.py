@@ -141,9 +141,7 @@ def _tester_params(method: str, params: Any) -> list[Any]:
     tx = {key: value for key, value in transaction.items() if key not in ("input", "type") and value is not None}
     if transaction.get("input") is not None:
         tx["data"] = transaction["input"]
-    if method != "eth_call":
-        return [tx]
-    return [tx, *(block or ["latest"])]
+    return [tx, *(block or ["latest"])] if method == "eth_call" else [tx]
 
 
 def _json(value: Any) -> Json:

@@ -3,9 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.game import rules
-from tiebreak.protocol.game.messages import Transcript
 from tiebreak.protocol.game.moves import Move, Phase, Select, Side
 from tiebreak.protocol.game.sides import Party
 from tiebreak.protocol.game.state import GameState
@@ -69,16 +67,6 @@ def by_rules(clock: Callable[[], int]) -> Judge:
 def by_hand(_side: Side, move: Move) -> tuple[Move, int]:
     """A courier for parties in one trusted process: it signs nothing and sends no bytes."""
     return move, 0
-
-
-def by_message(transcript: Transcript, signers: Mapping[Side, PrivateKey]) -> Courier:
-    """A courier that sends moves as signed messages and delivers what the transcript accepts."""
-
-    def carry(side: Side, move: Move) -> tuple[Move, int]:
-        wire = transcript.sign(move, signers[side])
-        return transcript.append(wire), len(wire)
-
-    return carry
 
 
 def moves(

@@ -72,22 +72,28 @@ ChunkBytes = Annotated[bytes, Data(CHUNK_BYTES)]
 AccumulatorBytes = Annotated[bytes, Data(MAX_ACCUMULATOR_BYTES)]
 
 
+class MoveRecord(Record):
+    """Base class of moves."""
+
+    __slots__ = ()
+    KIND: ClassVar[Phase]
+    """The phase in which it is legal; OVER: in all."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Descend(Record):
+class Descend(MoveRecord, kind=Phase.DESCEND):
     """Defender: shows the nodes some levels below the current one, from left to right."""
 
-    KIND: ClassVar = Phase.DESCEND
     nodes: Nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Select(Record):
+class Select(MoveRecord, kind=Phase.SELECT):
     """Challenger: picks the first shown node that it disputes, by index, with its siblings up to the node above.
 
     `seal` commits to the right answer (`tiebreak.protocol.game.seals`) if the node is a leaf that is judged, else zero.
     """
 
-    KIND: ClassVar = Phase.SELECT
     node: Bytes32
     index: U32
     siblings: Siblings
@@ -95,13 +101,12 @@ class Select(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenSteps(Record):
+class OpenSteps(MoveRecord, kind=Phase.OPEN_STEPS):
     """Defender: shows nodes of the tree over the segment's records; the last record is the disputed checkpoint's.
 
     Under policy `logged` it adds the fields of that record, which fix the segment's logs; otherwise they are zero.
     """
 
-    KIND: ClassVar = Phase.OPEN_STEPS
     nodes: Nodes
     siblings: Siblings
     state_root: Bytes32 = ZERO_DIGEST
@@ -110,13 +115,12 @@ class OpenSteps(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenValues(Record):
+class OpenValues(MoveRecord, kind=Phase.OPEN_VALUES):
     """Defender: shows the record's fields, nodes of the step's value tree, and the loss's siblings in its body half.
 
     Under policy `logged` it adds the step log and its siblings under the segment's log root; otherwise they are zero.
     """
 
-    KIND: ClassVar = Phase.OPEN_VALUES
     state_root: Bytes32
     loss_bits: U32
     log_root: Bytes32
@@ -127,43 +131,39 @@ class OpenValues(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenTensor(Record):
+class OpenTensor(MoveRecord, kind=Phase.OPEN_TENSOR):
     """Defender: shows the instruction under the program root, and nodes of its chunk tree (none for `source`)."""
 
-    KIND: ClassVar = Phase.OPEN_TENSOR
     instruction: InstructionBytes
     siblings: Siblings
     nodes: Nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenChunk(Record):
+class OpenChunk(MoveRecord, kind=Phase.OPEN_CHUNK):
     """Defender: shows the chunk's bytes and, for a logged sum, the log word with its siblings under the step log."""
 
-    KIND: ClassVar = Phase.OPEN_CHUNK
     chunk: ChunkBytes
     word: Annotated[bytes, Raw(WORD_BYTES)] = NO_WORD
     siblings: Siblings = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SelectElement(Record):
+class SelectElement(MoveRecord, kind=Phase.SELECT_ELEMENT):
     """Challenger: names the wrong element of the chunk, and repeats the chunk.
 
     `seal` commits to the right element (`tiebreak.protocol.game.seals`); it is zero if the element's terms come next.
     """
 
-    KIND: ClassVar = Phase.SELECT_ELEMENT
     index: U32
     chunk: ChunkBytes
     seal: Bytes32 = NO_SEAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenTerms(Record):
+class OpenTerms(MoveRecord, kind=Phase.OPEN_TERMS):
     """Defender: shows nodes of the accumulator tree of the element selected, which it names, and its last leaf."""
 
-    KIND: ClassVar = Phase.OPEN_TERMS
     step: U64
     value: U32
     element: U64
@@ -221,10 +221,9 @@ Witness = StateWitness | TensorWitness | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prove(Record):
+class Prove(MoveRecord, kind=Phase.PROVE):
     """Challenger: gives the referee all it needs to recompute the leaf, and the salt that opens the sealed answer."""
 
-    KIND: ClassVar = Phase.PROVE
     instruction: InstructionBytes
     previous: AccumulatorBytes = b""
     siblings: Siblings = ()
@@ -235,10 +234,8 @@ class Prove(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Concede(Record):
+class Concede(MoveRecord, kind=Phase.OVER):
     """The side to move gives up."""
-
-    KIND: ClassVar = Phase.OVER
 
 
 Opening = Descend | OpenSteps | OpenValues | OpenTensor | OpenTerms

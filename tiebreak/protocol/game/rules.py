@@ -391,8 +391,7 @@ def _open_values(state: GameState, move: moves.OpenValues) -> GameState:
     if state.job.is_logged:
         _require_count("log siblings", depth_of(state.job.segment_steps(state.checkpoint)), len(move.log_siblings))
     else:
-        is_empty = move.step_log == records.ZERO_DIGEST and not move.log_siblings
-        _require_no_log("the values under policy exact", is_empty)
+        _require_no_log("the values under policy exact", move.step_log == records.ZERO_DIGEST and not move.log_siblings)
     _require(_record(state.step, move).digest == state.node, "the step record is not the disputed one")
     _tie_step_log(state, move)
     loss_root = fold(records.loss_id(move.loss_bits), job.body_count - 1, move.siblings)
@@ -437,8 +436,7 @@ def _open_chunk(state: GameState, move: moves.OpenChunk) -> GameState:
     if state.is_logged_sum:
         _require_count("log siblings", state.depth + state.job.half_depth, len(move.siblings))
     else:
-        is_empty = move.word == log_tree.NO_WORD and not move.siblings
-        _require_no_log("a chunk of what is not logged", is_empty)
+        _require_no_log("a chunk of what is not logged", move.word == log_tree.NO_WORD and not move.siblings)
     length = records.chunk_length(state.dtype, state.shape, state.chunk)
     _require(len(move.chunk) == length, f"the chunk has {len(move.chunk)} bytes and must have {length}")
     _require(records.chunk_digest(move.chunk) == state.node, "the chunk is not the committed one")

@@ -70,10 +70,6 @@ class Body(Record):
     __slots__ = ()
     KIND: ClassVar[PostKind]
 
-    def __init_subclass__(cls, *, kind: PostKind | None = None) -> None:
-        if kind is not None:  # none is given where `dataclass` makes the class once more, for its slots
-            cls.KIND = kind
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferBody(Body, kind=PostKind.OFFER):

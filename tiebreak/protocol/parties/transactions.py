@@ -99,10 +99,9 @@ class Transaction(Record):
     WORDS: ClassVar[str]
     """The predicate of a sentence that tells of it, with the sender as its subject."""
 
-    def __init_subclass__(cls, *, function: str = "", gas: int = 0, words: str = "") -> None:
-        if words:  # none are given where `dataclass` makes the class once more, for its slots
-            cls.GAS, cls.WORDS = gas, words
-            cls.FUNCTION = function or cls.__name__[0].lower() + cls.__name__[1:]
+    def __init_subclass__(cls, **constants: Any) -> None:
+        cls.FUNCTION = vars(cls).get("FUNCTION", cls.__name__[0].lower() + cls.__name__[1:])
+        super().__init_subclass__(**constants)
 
     @property
     def function(self) -> str:

@@ -340,14 +340,15 @@ def lgamma(c: Context, x: Ref) -> Ref:
     return b.where(vast, infinity, found)
 
 
-def _above(b: Builder, x: Ref, power: int) -> tuple[Ref, Ref]:
-    """x + n of at least 8, and the sum of 1 / x^power, 1 / (x + 1)^power, ... before it."""
+def _above(b: Builder, x: Ref, power: int) -> tuple[Ref, Ref, Ref, Ref]:
+    """x + n of at least 8, its inverse, that squared, and the sum of 1 / x^power, 1 / (x + 1)^power, ... before it."""
     one, taken = b.const(1.0), b.const(0.0)
     for _ in range(int(_FAR)):
         low, inverse = _less(b, x, _FAR), b.div(one, x)
         term = inverse if power == 1 else b.mul(inverse, inverse)
         x, taken = b.where(low, b.add(x, one), x), b.where(low, b.add(taken, term), taken)
-    return x, taken
+    inverse = b.div(one, x)
+    return x, inverse, b.mul(inverse, inverse), taken
 
 
 @lowers("digamma.default")
@@ -355,9 +356,7 @@ def digamma(c: Context, x: Ref) -> Ref:
     """The series in 1/x from 8 on, and recurrence up to there; reflection if x < 0."""
     b, x = c.b, c.ref(x)
     size, one = b.abs(x), b.const(1.0)
-    t, taken = _above(b, size, 1)
-    inverse = b.div(one, t)
-    square = b.mul(inverse, inverse)
+    t, inverse, square, taken = _above(b, size, 1)
     rest = b.add(b.mul(b.polynomial(square, _DIGAMMA), square), b.scale(inverse, 0.5))
     found = b.sub(b.sub(b.map(MapFunction.LOG, t), rest), taken)
     turn = _half_turn(c, size)
@@ -376,9 +375,7 @@ def polygamma(c: Context, order: int, x: Ref) -> Ref:
         raise NotImplementedError("polygamma of an order above 1")
     b, x = c.b, c.ref(x)
     size, one = b.abs(x), b.const(1.0)
-    t, taken = _above(b, size, 2)
-    inverse = b.div(one, t)
-    square = b.mul(inverse, inverse)
+    _, inverse, square, taken = _above(b, size, 2)
     found = b.add(b.add(b.mul(b.polynomial(square, _TRIGAMMA), b.mul(square, inverse)), b.scale(square, 0.5)), inverse)
     found = b.add(found, taken)
     sine = b.map(MapFunction.SIN, _half_turn(c, size))

@@ -22,9 +22,9 @@ from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob, game_i
 from tiebreak.protocol.commitments.keys import RANDOM_BYTES, PrivateKey
 from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.game import match, rules
-from tiebreak.protocol.game.match import Courier, Match, by_hand, by_message, by_rules
+from tiebreak.protocol.game.match import Courier, Match, by_hand, by_rules
 from tiebreak.protocol.game.messages import Transcript
-from tiebreak.protocol.game.moves import Prove, Side
+from tiebreak.protocol.game.moves import Move, Prove, Side
 from tiebreak.protocol.game.sides import Challenger, Defender, Oracle
 from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.tags import Digest
@@ -112,7 +112,12 @@ def signed_messages(market: DisputeMarket, agreement: SignedJob, head: SignedHea
     keys = market.parties
     start = rules.start(agreement.job, head.head, game_of(market, agreement, head, nonce), 0)
     transcript = Transcript(start, domain=agreement.domain, challenger=keys.challenger.address)
-    return by_message(transcript, {Side.DEFENDER: keys.trainer, Side.CHALLENGER: keys.challenger})
+
+    def carry(side: Side, move: Move) -> tuple[Move, int]:
+        wire = transcript.sign(move, keys.trainer if side is Side.DEFENDER else keys.challenger)
+        return transcript.append(wire), len(wire)
+
+    return carry
 
 
 def play(
