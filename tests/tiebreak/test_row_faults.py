@@ -47,9 +47,9 @@ def test_a_method_refuses_rows_of_the_other(tmp_path: Path) -> None:
     preference = json.dumps({"input": {"messages": []}, "preferred_output": [], "non_preferred_output": []})
     assert faults(tmp_path, GOOD, method="supervised") == []
     (found,) = faults(tmp_path, preference, method="supervised")
-    assert found.startswith("line 1: expected no preferred_output in a row of method supervised, got input")
+    assert found.startswith("line 1: expected a row for method supervised, got input, preferred_output")
     (found,) = faults(tmp_path, GOOD, method="dpo")
-    assert found == "line 1: expected a preferred_output in a row of method dpo, got messages"
+    assert found == "line 1: expected a row for method dpo, got messages"
 
 
 def test_faults_and_read_agree_on_random_rows(tmp_path: Path, cases: Callable[[], None]) -> None:

@@ -94,6 +94,8 @@ def check(
         "ordered_by": "your request" if request else "the service's word: compare it with what you asked for (--order)",
         "false": found.false, "unchecked": found.unchecked, "checked": found.checked, "notes": found.notes,
     }  # fmt: skip
-    shown = {name: value if isinstance(value, list) else printable(str(value)) for name, value in document.items()}
+    shown = {
+        name: value if isinstance(value, list) else printable(str(value)[:2000]) for name, value in document.items()
+    }
     opt.tell(document if as_json else shown, as_json=as_json)
     return found.code

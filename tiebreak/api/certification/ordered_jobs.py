@@ -53,7 +53,7 @@ def check(
 def _compare(receipt: JobReceipt, signed: SignedCertificate, base: Path, data: Path, work: Path) -> Bundle:
     job, theirs, mine = signed.certificate.job, signed.certificate.environment, dict(environment.describe())
     try:  # all that fails here is the customer's own: it convicts nobody
-        settings = orders.settings_of(receipt.order, base, data)
+        settings = orders.settings_of(receipt.ordered, base, data)
         task = task_of(settings, windows(settings, settings.check(work).training))
         bundle = capture_bundle(task, check="none")
         save(settings, task.model, work / "adapter")

@@ -52,8 +52,7 @@ def read(path: Path) -> ReadRows:
     """Reads a file or folder. Raises `ConfigurationError` with file and line for a row of another form."""
     found = ReadRows(path, [])
     for where, row in _rows(path):
-        _require(isinstance(row, dict), where, "an object", type(row).__name__)
-        found.examples.append(_example(where, {name: value for name, value in row.items() if value is not None}))
+        found.examples.append(_checked(where, row))
     return found
 
 
@@ -66,26 +65,27 @@ def faults(path: Path, method: str | None = None) -> list[str]:
     found, number, count = list[str](), 0, 0
     with path.open("rb") as file:
         while (line := file.readline(MAX_TEXT_BYTES + 1)) and len(found) < MAX_FAULTS:
-            number, where = number + 1, f"line {number + 1}"
-            is_long, end = len(line) > MAX_TEXT_BYTES, line
+            number, end, is_long = number + 1, line, len(line) > MAX_TEXT_BYTES
             while is_long and not end.endswith(b"\n") and (end := file.readline(MAX_TEXT_BYTES)):
                 pass
             try:
-                _require(not is_long, where, f"a row of at most {MAX_TEXT_BYTES:,} bytes", "a longer one")
+                _require(not is_long, f"line {number}", f"a row of at most {MAX_TEXT_BYTES:,} bytes", "a longer one")
                 if line.strip():
                     count += 1
-                    row = _parsed(where, line)
-                    _require(isinstance(row, dict), where, "an object", type(row).__name__)
-                    row = {name: value for name, value in row.items() if value is not None}
-                    expected = "no" if method == "supervised" else "a"
-                    wrong = method is not None and (PREFERRED in row) != (method == "dpo")
-                    _require(not wrong, where, f"{expected} {PREFERRED} in a row of method {method}", ", ".join(row))
-                    _example(where, row)
+                    _checked(f"line {number}", _parsed(f"line {number}", line), method)
             except ConfigurationError as error:
                 found.append(str(error))
     if len(found) == MAX_FAULTS:
         found.append(f"after line {number}: expected at most {MAX_FAULTS:,} faults, got no further: no more was read")
     return found or ([] if count else ["line 1: expected at least one row, got none"])
+
+
+def _checked(where: str, row: Any, method: str | None = None) -> Example:
+    _require(isinstance(row, dict), where, "an object", type(row).__name__)
+    found = {name: value for name, value in row.items() if value is not None}
+    if method is not None:
+        _require((PREFERRED in found) == (method == "dpo"), where, f"a row for method {method}", ", ".join(found))
+    return _example(where, found)
 
 
 def digest(path: Path) -> str:
