@@ -9,6 +9,7 @@ import pytest
 
 from tiebreak.api.training import rows
 from tiebreak.engine.data.text import MAX_TEXT_BYTES
+from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.strict_json import is_deeper, parse_json
 
 GOOD = '{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}'
@@ -54,13 +55,13 @@ def test_a_method_refuses_rows_of_the_other(tmp_path: Path) -> None:
 
 def test_faults_and_read_agree_on_random_rows(tmp_path: Path, cases: Callable[[], None]) -> None:
     drawn = random.Random(3)
-    parts = ['"', "\\", "{", "}", "[", "]", "messages", "role", "user", "content", ":", ",", "1", "null", "\\ud800", " "]
+    parts = [*'"\\{}[]:,1 ', "messages", "role", "user", "content", "null", "\\ud800"]
     for _ in range(300):
         cut = drawn.randrange(len(GOOD))
         line = GOOD[:cut] + "".join(drawn.choices(parts, k=drawn.randint(0, 3))) + GOOD[cut + drawn.randint(0, 3) :]
         found = faults(tmp_path, line)
         if found:
-            with pytest.raises(rows.ConfigurationError):
+            with pytest.raises(ConfigurationError):
                 rows.read(tmp_path / "x.jsonl")
         else:
             rows.read(tmp_path / "x.jsonl")
