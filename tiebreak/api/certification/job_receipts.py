@@ -49,7 +49,7 @@ _ROW: Final = re.compile(r"^([1-9][0-9]*),([^,\s]+)(?:,\S*)?$", re.MULTILINE)
 
 @dataclass(kw_only=True)
 class JobReceipt:
-    """What was found out about a job of a fine-tuning service, as sentences.
+    """The findings about a job of a fine-tuning service, as sentences.
 
     ordered: what is taken for the order. shown: the service's job. false: what convicts the service. roots: of the
     first n records, for each n. losses: those of `metrics.csv`, by step.
@@ -74,7 +74,7 @@ class JobReceipt:
 
     @contextmanager
     def part(self, sentence: str) -> Iterator[None]:
-        """One part of the check, of which the sentence is true unless something in it raises an error."""
+        """Notes the sentence as checked, unless the block raises an error, whose words are then false or unchecked."""
         try:
             yield
             self.checked.append(sentence)
@@ -116,7 +116,7 @@ def parsed(name: str, data: bytes) -> dict[str, Any]:
 
 
 def _words(order: Mapping[str, Any]) -> dict[str, Any]:
-    """What an order or a job asks for, by the names of the interface."""
+    """The choices of an order or a job, by the names of the interface."""
     try:
         found = {name: order.get(name) for name in ("model", "training_file", "validation_file", "seed")}
         found["suffix"] = order.get("user_provided_suffix", order.get("suffix"))

@@ -57,7 +57,7 @@ def read(path: Path) -> ReadRows:
 
 
 def faults(path: Path, method: str | None = None) -> list[str]:
-    """What is wrong with a .jsonl file, line by line; empty if each line that is not blank is a row, and there is one.
+    """All faults of a .jsonl file by line; none if there is a row, and each line that is not blank is one.
 
     No row stays in memory. method: `supervised` or `dpo`; None: rows of either. After `MAX_FAULTS` faults no further
     line is read.
