@@ -127,7 +127,7 @@ def test_a_whole_receipt_of_an_honest_service(customer: Customer, tmp_path: Path
     shown = customer.honest
     found = customer.check(shown, "--output", tmp_path / "receipt", "--seed", "mine", full=True)
     assert (found["false"], found["unchecked"]) == ([], [])
-    assert found["ordered"]["n_epochs"] == 4
+    assert found["ordered"]["hyperparameters"]["n_epochs"] == 4
     assert "11 of 11 checkpoints have an event with a signed head." in found["notes"]
     honest = open_directory(customer.here / "out" / "run")
     drawn = draw_segments(honest.job.checkpoints, 3, b"mine", honest.root())
@@ -260,7 +260,7 @@ def other_records(shown: Shown, _: Customer) -> None:
 
 
 LIES: dict[Callable[[Shown, Customer], None], str] = {
-    other_order: "the service shows another order: expected n_epochs 4, got '2'",
+    other_order: "the service shows another order: expected hyperparameters {'n_epochs': 4, ",
     other_model: "the service shows another order: expected model 'tiny'",
     other_suffix: "the service shows another order: expected suffix 'mine'",
     made_up_weights: "weights: expected tensors under state root",

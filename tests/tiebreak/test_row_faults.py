@@ -9,15 +9,16 @@ import pytest
 
 from tiebreak.api.training import rows
 from tiebreak.engine.data.text import MAX_TEXT_BYTES
+from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.strict_json import is_deeper, parse_json
 
 GOOD = '{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}'
 
 
-def faults(tmp_path: Path, *lines: str | bytes, method: str | None = None) -> list[str]:
+def faults(tmp_path: Path, *lines: str | bytes) -> list[str]:
     path = tmp_path / "x.jsonl"
     path.write_bytes(b"".join((line.encode() if isinstance(line, str) else line) + b"\n" for line in lines))
-    return rows.faults(path, method)
+    return rows.faults(path)
 
 
 def test_each_faulty_line_is_named_and_good_ones_are_not(tmp_path: Path) -> None:
@@ -39,45 +40,27 @@ def test_each_faulty_line_is_named_and_good_ones_are_not(tmp_path: Path) -> None
 
 def test_reading_ends_after_many_faults(tmp_path: Path) -> None:
     found = faults(tmp_path, *["{"] * 5000)
-    assert len(found) == rows.MAX_FAULTS + 1
-    assert found[-1].startswith("after line 1000: expected at most 1,000 faults")
+    assert len(found) == rows.MAX_FAULTS + 1 == 101
+    assert found[-1].startswith("after line 100: expected at most 100 faults")
 
 
-def test_a_method_refuses_rows_of_the_other(tmp_path: Path) -> None:
-    preference = json.dumps({"input": {"messages": []}, "preferred_output": [], "non_preferred_output": []})
-    assert faults(tmp_path, GOOD, method="supervised") == []
-    (found,) = faults(tmp_path, preference, method="supervised")
-    assert found.startswith("line 1: expected no preferred_output in a row of method supervised, got input")
-    (found,) = faults(tmp_path, GOOD, method="dpo")
-    assert found == "line 1: expected a preferred_output in a row of method dpo, got messages"
+def test_preferences_stand_in_all_rows_or_in_none(tmp_path: Path) -> None:
+    said = [{"role": "user", "content": "a"}], [{"role": "assistant", "content": "b"}]
+    row = {"input": {"messages": said[0]}, "preferred_output": said[1], "non_preferred_output": said[1]}
+    assert faults(tmp_path, json.dumps(row)) == []
+    (found,) = faults(tmp_path, json.dumps(row), GOOD)
+    assert found == "line 2: expected preferences in all rows or in none, got messages"
 
 
 def test_faults_and_read_agree_on_random_rows(tmp_path: Path, cases: Callable[[], None]) -> None:
     drawn = random.Random(3)
-    parts = [
-        '"',
-        "\\",
-        "{",
-        "}",
-        "[",
-        "]",
-        "messages",
-        "role",
-        "user",
-        "content",
-        ":",
-        ",",
-        "1",
-        "null",
-        "\\ud800",
-        " ",
-    ]
+    parts = [*'"\\{}[]:,1 ', "messages", "role", "user", "content", "null", "\\ud800"]
     for _ in range(300):
         cut = drawn.randrange(len(GOOD))
         line = GOOD[:cut] + "".join(drawn.choices(parts, k=drawn.randint(0, 3))) + GOOD[cut + drawn.randint(0, 3) :]
         found = faults(tmp_path, line)
         if found:
-            with pytest.raises(rows.ConfigurationError):
+            with pytest.raises(ConfigurationError):
                 rows.read(tmp_path / "x.jsonl")
         else:
             rows.read(tmp_path / "x.jsonl")

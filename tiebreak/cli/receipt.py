@@ -20,6 +20,7 @@ VERDICTS: Final = {
     2: "CONVICTED: this is not what was ordered, or not what the trainer signed.",
     3: "Not all could be checked; what could be is right.",
 }
+MAX_ORDER_BYTES: Final = 1 << 20
 DATA: Final = click.Path(exists=True, path_type=Path)
 
 
@@ -67,9 +68,7 @@ def check(
     if output is not None and (folder is not None or (output.is_dir() and any(output.iterdir()))):
         raise ConfigurationError(f"expected --service, and a new or empty folder for its files, got {output}")
     with own_file():
-        request = (
-            None if order is None else api.job_receipts.parsed(str(order), read_file(order, api.job_receipts.MAX_BYTES))
-        )
+        request = None if order is None else api.job_receipts.parsed(str(order), read_file(order, MAX_ORDER_BYTES))
     with TemporaryDirectory() as temporary:
         place, missed = folder or output or Path(temporary, "receipt"), list[str]()
         if service is not None and job_id is not None:
@@ -94,6 +93,6 @@ def check(
         "ordered_by": "your request" if request else "the service's word: compare it with what you asked for (--order)",
         "false": found.false, "unchecked": found.unchecked, "checked": found.checked, "notes": found.notes,
     }  # fmt: skip
-    shown = {name: value if isinstance(value, list) else printable(str(value)) for name, value in document.items()}
+    shown = {n: v if isinstance(v, list) else printable(str(v)[:2000]) for n, v in document.items()}
     opt.tell(document if as_json else shown, as_json=as_json)
     return found.code

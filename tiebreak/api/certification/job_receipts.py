@@ -49,14 +49,13 @@ _ROW: Final = re.compile(r"^([1-9][0-9]*),([^,\s]+)(?:,\S*)?$", re.MULTILINE)
 
 @dataclass(kw_only=True)
 class JobReceipt:
-    """What was found out about a job of a fine-tuning service, as sentences.
+    """The findings about a job of a fine-tuning service, as sentences.
 
-    order: the request that is taken for the customer's. ordered: what it asks for. shown: the service's job. false:
-    what convicts the service. roots: of the first n records, for each n. losses: those of `metrics.csv`, by step.
+    ordered: what is taken for the order. shown: the service's job. false: what convicts the service. roots: of the
+    first n records, for each n. losses: those of `metrics.csv`, by step.
     """
 
     folder: Path
-    order: dict[str, Any] = field(default_factory=dict)
     ordered: dict[str, Any] = field(default_factory=dict)
     shown: dict[str, Any] = field(default_factory=dict)
     checked: list[str] = field(default_factory=list)
@@ -75,7 +74,7 @@ class JobReceipt:
 
     @contextmanager
     def part(self, sentence: str) -> Iterator[None]:
-        """One part of the check, of which the sentence is true unless something in it raises an error."""
+        """Notes the sentence as checked, unless the block raises an error, whose words are then false or unchecked."""
         try:
             yield
             self.checked.append(sentence)
@@ -117,11 +116,12 @@ def parsed(name: str, data: bytes) -> dict[str, Any]:
 
 
 def _words(order: Mapping[str, Any]) -> dict[str, Any]:
-    """What an order or a job asks for, by the names of the interface."""
+    """The choices of an order or a job, by the names of the interface."""
     try:
         found = {name: order.get(name) for name in ("model", "training_file", "validation_file", "seed")}
-        suffix, method = order.get("user_provided_suffix", order.get("suffix")), order.get("method") or {}
-        return {**found, "suffix": suffix, "method": method.get("type", "supervised"), **hyperparameters(order)}
+        found["suffix"] = order.get("user_provided_suffix", order.get("suffix"))
+        method = {"type": (order.get("method") or {}).get("type", "supervised")}
+        return {**found, "method": method, "hyperparameters": hyperparameters(order)}
     except (AttributeError, TypeError) as error:
         raise CannotCheck(f"expected an order in the shapes of OpenAI's interface, got another: {error}") from error
 
@@ -132,11 +132,11 @@ def _check_order(receipt: JobReceipt, order: Mapping[str, Any] | None) -> None:
         receipt.unchecked.append(f"expected a job that has succeeded, got status {str(status)[:80]!r}")
     shown, ordered = _words(receipt.shown), _words(order or receipt.shown)
     ordered["seed"] = shown["seed"] if ordered["seed"] is None else ordered["seed"]
-    receipt.ordered, receipt.order = ordered, {**(order or receipt.shown), "seed": ordered["seed"]}
+    receipt.ordered = ordered
     for name, value in ordered.items():
         if value is not None and value != shown[name]:
             raise VerificationError(
-                f"the service shows another order: expected {name} {value!r}, got {str(shown[name])[:80]!r}"
+                f"the service shows another order: expected {name} {value!r}, got {str(shown[name])[:200]!r}"
             )
 
 

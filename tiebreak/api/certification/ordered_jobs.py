@@ -53,7 +53,7 @@ def check(
 def _compare(receipt: JobReceipt, signed: SignedCertificate, base: Path, data: Path, work: Path) -> Bundle:
     job, theirs, mine = signed.certificate.job, signed.certificate.environment, dict(environment.describe())
     try:  # all that fails here is the customer's own: it convicts nobody
-        settings = orders.settings_of(receipt.order, base, data)
+        settings = orders.settings_of(receipt.ordered, base, data)
         task = task_of(settings, learnt_from(settings, settings.check(work).training))
         bundle = capture_bundle(task, check="none")
         save(settings, task.model, work / "adapter")
@@ -87,10 +87,12 @@ def _other_files(receipt: JobReceipt, own: Path) -> list[str]:
     found = list[str]()
     for path in sorted(path for path in own.iterdir() if path.is_file() and path.name != ADAPTER_WEIGHTS):
         name = f"adapter/{path.name}"
-        with receipt.part(f"{name} is what the order makes of the base."):
-            theirs, ours = receipt.read(name, MAX_OTHER_BYTES), path.read_bytes()
-            if theirs != ours and _content(name, theirs) != _content(name, ours):
-                found.append(f"{name}: expected what the order makes of the base, got another file")
+        if not (receipt.folder / name).exists():  # which must not hide what else differs
+            receipt.unchecked.append(f"expected the service's file {name}, got none")
+            continue
+        theirs, ours = receipt.read(name, MAX_OTHER_BYTES), path.read_bytes()
+        if theirs != ours and _content(name, theirs) != _content(name, ours):
+            found.append(f"{name}: expected what the order makes of the base, got another file")
     return found
 
 

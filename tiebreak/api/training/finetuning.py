@@ -89,7 +89,7 @@ def finetune(
 def task_of(
     settings: FineTuning, found: TokenWindows, evaluate: Callable[[nn.Module], dict[str, float]] | None = None
 ) -> Task:
-    """What is trained: the model with new adapters, over these windows."""
+    """The task of fine-tuning: the model with new adapters, over these windows."""
     each = settings.batch * settings.accumulation
     steps = settings.steps or max(1, int((settings.epochs or 1) * len(found.ids)) // each)
     interval = max(1, steps // settings.checkpoints)

@@ -71,20 +71,19 @@ def read(path: Path) -> ReadRows:
 
 
 def is_preference(path: Path) -> bool:
-    """Whether the first row of a file or folder says which of two completions is better."""
+    """Tells whether the first row of a file or folder says which of two completions is better."""
     return any(_read(where, row).rejected is not None for where, row in islice(_rows(path), 1))
 
 
 def faults(path: Path) -> list[str]:
-    """What is wrong with a .jsonl file, line by line; empty if each line that is not blank is a row, and there is one.
+    """All faults of a .jsonl file by line; none if there is a row, and each line that is not blank is one.
 
     No row stays in memory. After `MAX_FAULTS` faults no further line is read.
     """
     found, number, kinds = list[str](), 0, list[bool]()
     with path.open("rb") as file:
         while (line := file.readline(MAX_TEXT_BYTES + 1)) and len(found) < MAX_FAULTS:
-            number, where = number + 1, f"line {number + 1}"
-            is_long, end = len(line) > MAX_TEXT_BYTES, line
+            number, where, end, is_long = number + 1, f"line {number + 1}", line, len(line) > MAX_TEXT_BYTES
             while is_long and not end.endswith(b"\n") and (end := file.readline(MAX_TEXT_BYTES)):
                 pass
             try:

@@ -25,9 +25,9 @@ SECONDS: Final = 60.0
 MAX_ANSWER_BYTES: Final = 1 << 24
 MAX_BYTES: Final = 1 << 36
 """The most that is downloaded for a job."""
-MAX_FILES: Final = 1000
+MAX_FILES: Final = 256
 PAGE_BYTES: Final = 1 << 14
-"""What a page of events counts for at least, so that there is an end of pages."""
+"""Each page of events counts for that many bytes more, so that there is an end of pages."""
 NAME: Final = r"(?a:metrics\.csv|(?:adapter|run)(?:/(?!\.)[\w.-]{1,100}){1,2})"
 
 
