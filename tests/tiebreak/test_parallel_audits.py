@@ -390,10 +390,11 @@ from tiebreak.api.auditing import parallel
 from tiebreak.cli.main import main
 
 put = parallel.AuditLedger.put
-def stop(*arguments):
-    put(*arguments)
-    print("halted", flush=True)
-    input()
+def stop(ledger, rows):
+    put(ledger, rows)
+    if isinstance(rows[0], parallel.TaskOutcome):
+        print("halted", flush=True)
+        input()
 parallel.AuditLedger.put = stop
 main()
 """

@@ -116,17 +116,6 @@ class AuditLedger:
         """HMAC of a row under this user's secret. It detects others' rows, such as those of a planted journal file."""
         return own_mark(f"{self._key} {content.hex()}", self.path)
 
-    def _put(self, rows: Sequence[AuditTask | TaskOutcome]) -> None:
-        for row in rows:
-            number, content = (row.task if isinstance(row, TaskOutcome) else row).number, pack(_ROW.pack(row))
-            self._file.execute("INSERT OR REPLACE INTO task VALUES (?, ?, ?)", [number, content, self._mark(content)])
-
-    def begin(self, tasks: Sequence[AuditTask]) -> None:
-        """Stores the tasks of a new audit."""
-        with self._file:
-            self._file.execute("BEGIN")
-            self._put(tasks)
-
     def tasks(self) -> tuple[list[AuditTask], dict[int, TaskOutcome]]:
         """All tasks of the audit, in order, and the outcomes of those that are done, by number.
 
@@ -146,11 +135,14 @@ class AuditLedger:
                 done[row.task.number] = row
         return tasks, done
 
-    def put(self, outcomes: Sequence[TaskOutcome]) -> None:
-        """Stores outcomes of tasks durably, in one transaction."""
+    def put(self, rows: Sequence[AuditTask | TaskOutcome]) -> None:
+        """Stores tasks of a new audit, or outcomes of tasks in their place, durably, in one transaction."""
         with self._file:
             self._file.execute("BEGIN")
-            self._put(outcomes)
+            for row in rows:
+                number, content = (row.task if isinstance(row, TaskOutcome) else row).number, pack(_ROW.pack(row))
+                values = [number, content, self._mark(content)]
+                self._file.execute("INSERT OR REPLACE INTO task VALUES (?, ?, ?)", values)
             self._file.execute("UPDATE audit SET seconds = ?", [self.seconds])
 
     @property
@@ -186,7 +178,7 @@ def audit_in_parallel(
 
         tasks, _ = opened.tasks()
         if not tasks:
-            opened.begin(divide(run, wanted, replayers().most))
+            opened.put(divide(run, wanted, replayers().most))
         elif [segment for task in tasks for segment in task.segments] != list(wanted):
             raise opened.foreign()
         audit = _Audit(run, records, opened, on_steps, on_trouble)

@@ -55,7 +55,7 @@ def game_view(
         "head_count": game.head.head.count, "head_step": agreed.last_step(game.head.head.count - 1),
         "status": _status(game, talks=talks, on_board=on_board), "is_open": verdict is None and not game.is_stopped,
         "talks_until": state.last if talks else None, "sides": sides, "turn": "" if mover is None else _name(mover),
-        "walk": walk, "verdict": verdict, "by_message": ahead, "money": _money(game, agreed),
+        "walk": walk, "verdict": verdict, "by_message": ahead, "job": agreed, "stake": game.stake,
         # The rest of the gas went into transactions that made no move: the challenge, or the end of a clock.
         "gas": game.gas, "other_gas": game.gas - sum(gas.values()),
     }  # fmt: skip
@@ -100,25 +100,3 @@ def _verdict(game: PublicGame) -> Values | None:
     if (verdict := game.state.verdict) is None:
         return None
     return {"winner": _name(verdict.winner), "loser": _name(verdict.winner.other), "reason": verdict.reason.name}
-
-
-def _money(game: PublicGame, agreed: Job) -> list[tuple[str, str, int]]:
-    """Amounts in wei: the purpose of each, and the account that has it or gets it."""
-    loser = loser_of(game.state)
-    if game.void or (game.is_stopped and loser is None):
-        return [("Challenger’s stake", "back to the challenger", game.stake)]
-    if loser is Side.DEFENDER:
-        return [
-            ("Trainer’s stake", "lost by the trainer", -agreed.trainer_stake),
-            ("Share of it", "won by the challenger", agreed.trainer_stake // 2 // (1 + agreed.seats)),
-            ("Challenger’s stake", "back to the challenger", game.stake),
-            ("Reward", "back to the client", agreed.reward),
-        ]
-    if loser is Side.CHALLENGER:
-        lost = ("Challenger’s stake", "lost by the challenger", -game.stake)
-        return [lost, ("Half of it", "won by the trainer", game.stake // 2)]
-    return [
-        ("The trainer risks", "its stake", agreed.trainer_stake),
-        ("The challenger risks", "its stake", game.stake),
-        ("Depends on it", "the reward", agreed.reward),
-    ]

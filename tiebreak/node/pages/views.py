@@ -174,18 +174,13 @@ def job(source: PageSource, job_id: Digest) -> Values | None:
     games = known.games_of(job_id)
     views = [game_view(source, game, seen, agreed) for game in list(reversed(games))[:MAX_GAMES_SHOWN]]
     views += [said_game(source, one, seen, agreed) for one in unboarded(known, seen)[: MAX_GAMES_SHOWN - len(views)]]
-    next_what, next_at = "", None
-    if public is not None and public.status is JobStatus.ACTIVE:
-        next_what, next_at = "The next head is due", public.due
-        if public.has_final_head:
-            next_what, next_at = "It can be settled, unless a game is open", public.window_end
     return {
-        "card": _card(source, agreed, public, seen, games), "stops": _stops(agreed, public, seen, games),
+        "card": _card(source, agreed, public, seen, games), "public": public, "offered": seen[0].at if seen else None,
         "heads": _heads(seen, public, agreed)[-MAX_ROWS:],
         "replays": [one for one in seen if isinstance(one.body, p.ReplayedBody)][-MAX_ROWS:], "games": views,
-        "pool": pool_of(known, public), "said": _sentences(seen, agreed),
-        "money": _job_money(board, agreed, public, on_paper=source.on_paper),
-        "next_what": next_what, "next_at": next_at,
+        "pool": pool_of(known, public), "said": _said(seen), "disputes": games,
+        "credits": {"client": known.credit(agreed.client), "trainer": known.credit(agreed.trainer)},
+        "is_known": board is not None or source.on_paper,
     }  # fmt: skip
 
 
@@ -273,37 +268,6 @@ def _thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
     return kept
 
 
-def _stops(
-    agreed: Job, public: PublicJob | None, seen: Sequence[ReadPost], games: Sequence[PublicGame]
-) -> list[tuple[str, str, str]]:
-    """A job's way from its offer to its end: name, detail and state (done, now, next or failed) of each point."""
-    heads = public.head_count if public else 0
-    names = ["Offered", "Accepted", "Trained", "Challenge window", "Settled"]
-    details = [
-        words.instant(seen[0].at) if seen else "",
-        words.instant(public.accepted) if public and public.accepted else "",
-        f"{heads} of {words.tally(agreed.checkpoints, 'head')} on the board",
-        f"until {words.instant(public.window_end)}" if public and public.has_final_head else "",
-        "",
-    ]
-    if public is None:
-        done = 0
-    elif public.status is JobStatus.OFFERED:
-        done = 1
-    elif public.status is JobStatus.SETTLED:
-        done = 5
-    else:
-        done = 3 if public.has_final_head else 2
-    states = ["done" if k < done else "now" if k == done else "next" for k in range(5)]
-    if public is not None and public.is_over and done < 5:
-        states[done], details[done] = "failed", _ENDED[public.status][0]
-    elif public is not None and (opened := sum(not game.is_over for game in games)):
-        details[done] = words.tally(opened, "open game")
-    if public is not None and public.ended is not None and done == 5:
-        details[4] = words.instant(public.ended)
-    return list(zip(names, details, states, strict=True))
-
-
 def _heads(seen: Sequence[ReadPost], public: PublicJob | None, agreed: Job) -> list[Values]:
     """The signed heads: when the hub got each, and how many auditors say they got the same root, or another one."""
     signed: dict[tuple[int, bytes], int] = {}
@@ -332,63 +296,16 @@ def pool_of(board: Board, public: PublicJob | None) -> tuple[int, int] | None:
     return board.pool_of(public)
 
 
-_MONEY_AT_END: Final = {
-    JobStatus.SETTLED: ("paid to the trainer", "returned to the trainer"),
-    JobStatus.SLASHED: ("back to the client", "half to the prover, the rest burnt"),
-    JobStatus.ABANDONED: ("back to the client", "to the client"),
-    JobStatus.CANCELLED: ("back to the client", "never paid"),
-    JobStatus.PARTED: ("shared by receipts", "returned to the trainer"),
-}
-"""The accounts that get the reward and the trainer's stake at the end of a job."""
-
-
-def _job_money(
-    board: Board | None, agreed: Job, public: PublicJob | None, *, on_paper: bool
-) -> list[tuple[str, str, int]]:
-    """Amounts in wei: the purpose of each, and the account that has it or gets it."""
-    holds = "at stake" if on_paper else "held by the board"
-    reward, stake = "promised by the client", "promised by the trainer"
-    if public is not None:
-        reward, stake = _MONEY_AT_END.get(public.status, (holds, holds))
-        reward, stake = (holds, "due at acceptance") if public.status is JobStatus.OFFERED else (reward, stake)
-    if board is None and not on_paper:
-        reward = stake = "as agreed; no board is followed here"
-    rows = [("Reward", reward, agreed.reward), ("Trainer’s stake", stake, agreed.trainer_stake)]
-    for game in board.games_of(agreed.id) if board else ():
-        goes = holds
-        if game.is_over:
-            is_back = game.void or loser_of(game.state) is Side.DEFENDER
-            goes = "back to the challenger" if is_back else "half to the trainer, the rest burnt"
-        rows.append((f"Stake of game {words.short(game.id)}", goes, game.stake))
-    if on_paper:  # nothing is paid, and what an account has gained or lost in all jobs is on the page of parties
-        return [(what, f"{who}, on paper", wei) for what, who, wei in rows]
-    for name, account in (("client", agreed.client), ("trainer", agreed.trainer)):
-        if board and (credit := board.credit(account)):
-            rows.append(("Can be withdrawn", f"by the {name}, from all jobs", credit))
-    return rows
-
-
-_SAID: Final = {
-    p.PostKind.OFFER: "offers the job",
-    p.PostKind.LOG_RECEIPT: "signs a receipt for logs",
-    p.PostKind.GAME: "challenges a head",
-    p.PostKind.CONCESSION: "signs that a head is false",
-    p.PostKind.LIBRARY: "publishes what a replay needs",
-    p.PostKind.AUDITORS: "names auditors",
-}
-
-
-def _sentences(seen: Sequence[ReadPost], agreed: Job) -> list[tuple[int, str]]:
-    """The newest statements with their instants, as sentences; one of each talk alone, since it goes to and fro."""
-    told: list[tuple[int, str]] = []
+def _said(seen: Sequence[ReadPost]) -> list[tuple[ReadPost, Digest | None, int]]:
+    """The newest statements; one of each talk alone, since it goes to and fro, with its game and number of moves."""
+    told: list[tuple[ReadPost, Digest | None, int]] = []
     moves = Counter(_moved_in(one) for one in seen)
-    known = {agreed.client: "The client", agreed.trainer: "The trainer"}
     for one in reversed(seen):
-        if (game_id := _moved_in(one)) is not None:
-            if count := moves.pop(game_id, 0):
-                told.append((one.at, f"{words.tally(count, 'move')} in game {words.short(game_id)}."))
-        elif (what := _told(one)) is not None:
-            told.append((one.at, f"{known.get(one.post.sender, words.short(words.address(one.post.sender)))} {what}."))
+        game_id = _moved_in(one)
+        if game_id is None and not isinstance(one.body, p.StepsBody | p.ReceiptBody):  # the curve and the moves say it
+            told.append((one, None, 0))
+        elif game_id is not None and (count := moves.pop(game_id, 0)):
+            told.append((one, game_id, count))
         if len(told) == MAX_SAID:
             break
     return told
@@ -402,18 +319,3 @@ def _moved_in(one: ReadPost) -> Digest | None:
         case p.TransactionBody(transaction=tx.MakeMove(game_id=game_id)):
             return game_id
     return None
-
-
-def _told(one: ReadPost) -> str | None:
-    match one.body:
-        case p.StepsBody() | p.ReceiptBody():
-            return None  # the curve and the moves say it
-        case p.AnswerBody(signature=signature):
-            return "signs the job" if signature else "declines the job"
-        case p.HeadBody(head=head):
-            return f"signs head {head.head.count}"
-        case p.ReplayedBody(count=count, agrees=agrees):
-            return f"replayed to head {count}: {'the same root' if agrees else 'another root'}"
-        case p.TransactionBody(transaction=wanted):
-            return wanted.WORDS
-    return _SAID[p.PostKind(one.post.kind)]
