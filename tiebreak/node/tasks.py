@@ -52,7 +52,6 @@ Bytes = Annotated[bytes, Data(MAX_SIGNED_BYTES)]
 AnyWork = Annotated[e.Work, AnyOf((e.Train, e.Replay, e.Audit, e.CheckLogs, e.Gather))]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch(Record):
     """Fetch a job's published files up to a checkpoint; 0: those that are needed to begin."""
 
@@ -64,7 +63,6 @@ class Fetch(Record):
     """The trainer's signature under the job, if it is known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Publish(Record):
     """Upload the files that others need of a run up to a checkpoint. The answer is their list, for a post."""
 
@@ -77,7 +75,6 @@ class Publish(Record):
     """Only list the files: the hub takes none that no list names."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Compute(Record):
     work: AnyWork
     job: AnyJob
@@ -88,7 +85,6 @@ class Compute(Record):
     """The trainer's signature under the job; empty while it has not signed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Try(Record):
     """Find out what a step of a job costs here: count it, and if it can fit, compute it. The answer has its seconds."""
 
@@ -98,14 +94,12 @@ class Try(Record):
 Task = Fetch | Publish | Compute | Try
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Drop(Record):
     """Nobody needs this work any more; if it is under way, it ends after a step."""
 
     work: AnyWork
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer(Record):
     """The result of a task. `problem`: why its data do not allow one."""
 
@@ -118,14 +112,12 @@ class Answer(Record):
     problem: Annotated[str, Text()] = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Failed(Record):
     """A task failed through no fault of its data, and is to be tried again."""
 
     reason: Annotated[str, Text()]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Steps(Record):
     """Telemetry of a training or a replay in progress."""
 
@@ -147,7 +139,6 @@ class Steps(Record):
         return read_line(self.sample) if self.sample else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SecretRequest(Record):
     """A question amid a task for the secret of a sealed job, whose `seal.bin` only the party's key opens."""
 
@@ -155,7 +146,6 @@ class SecretRequest(Record):
     data: Annotated[bytes, Data(MAX_SEAL_BYTES)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Unsealed(Record):
     """The answer to an envelope: a secret of 32 bytes, or why there is none."""
 

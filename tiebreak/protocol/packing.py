@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from functools import cache
 from math import copysign
-from typing import Annotated, Any, Self, cast, get_args, get_type_hints
+from typing import Annotated, Any, Self, cast, dataclass_transform, get_args, get_type_hints
 
 import msgpack
 
@@ -312,15 +312,15 @@ Bytes32 = Annotated[bytes, Raw(32)]
 Root = Annotated[Digest, Raw(32)]
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 class Record:
-    """Base class of frozen dataclasses whose fields are annotated with their kinds, in wire order."""
+    """Base class of records: each is a frozen dataclass with its fields annotated with their kinds, in wire order."""
 
-    __slots__ = ()
-
-    def __init_subclass__(cls, **constants: Any) -> None:
+    def __init_subclass__(cls, *, frozen: bool = True, **constants: Any) -> None:
         """Constants that a class has for all its records stand in its header: `kind=...` is `KIND`."""
         for name, value in constants.items():
             setattr(cls, name.upper(), value)
+        dataclass(frozen=frozen, kw_only=True)(cls)
 
     @classmethod
     def kinds(cls) -> dict[str, FieldType]:

@@ -53,7 +53,6 @@ class CheckedSegment(FieldType):
 Numbers = Annotated[tuple[int, ...], ListOf(Uint(64), MAX_SEGMENTS)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment(Record):
     """The common orders of an audit's replayers: the run, the committed records that count, and their own settings."""
 
@@ -86,7 +85,6 @@ class Assignment(Record):
         return Machine(**found | {"policy": policy})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AuditTask(Record):
     """Segments that one process replays. number: the place among the audit's tasks, which are in order of steps."""
 
@@ -106,7 +104,6 @@ class AuditTask(Record):
 AnyTask = Annotated[AuditTask, OneOf((AuditTask,))]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOutcome(Record):
     """The result of a task. `problem`: why it could not be checked, or `is_lost`; then there is no other result."""
 
@@ -141,7 +138,6 @@ class TaskOutcome(Record):
             raise EncodingError(f"checked: expected segments of {self.task.segments!r:.80}, got {reached!r:.80}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AuditOrder(Record):
     """A task for a worker, with the orders that all workers have in common."""
 

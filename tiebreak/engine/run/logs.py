@@ -4,7 +4,7 @@
 reads those of a published run. A run of policy `exact` has no logs (`NO_LOGS`).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Annotated, Final, Protocol
 
@@ -31,7 +31,6 @@ class FindingKind(StrEnum):
     """No entry for an element so near a middle that its rounding differs between machines."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LogFinding(Record):
     """An observation about a step's log. element: row-major, in the result of the instruction."""
 
@@ -45,8 +44,7 @@ class LogFinding(Record):
         return f"step {self.step}, instruction {self.value}, element {self.element}: {self.kind}: {self.detail}"
 
 
-@dataclass(kw_only=True)
-class LogReport(Record):
+class LogReport(Record, frozen=False):
     """The outcome of following the logs of one step or several.
 
     entries: those in the logs. needed: the entries whose direction differs from the auditor's own rounding. elsewhere,

@@ -52,7 +52,6 @@ class Fate(Enum):
     """Its deadline is past. It may still be mined: the next transaction outbids it under the same number."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Note(Record):
     """An entry of an outbox's journal. Without `raw`: the transaction of this number is no longer on its way."""
 

@@ -41,7 +41,6 @@ Wei = Annotated[int, Uint(256, 0, (1 << 128) - 1)]
 Seconds = Annotated[int, Uint(64, 1, terms.MAX_SECONDS)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Job(Record):
     """The agreement between client and trainer. Amounts are in wei, times in seconds, fields in EIP-712 order."""
 
@@ -258,7 +257,6 @@ class SignedJob:
         return cls(domain=domain, job=job, client_signature=client, trainer_signature=trainer)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Head(Record):
     """The trainer's claim that the run tree with the first `count` checkpoints has this root."""
 
@@ -341,7 +339,6 @@ class LogReceipt(_Signed):
         keys.verify(self.head.receipt_digest(domain), self.signature, job.client)  # (3)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Concession(Record):
     """A head that its trainer gives up: it is false, and this prover is to be paid for it (EIP-712 `Concession`)."""
 

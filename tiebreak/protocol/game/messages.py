@@ -19,7 +19,6 @@ as a `Fork`.
 """
 
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Annotated, Final, cast
 
 from tiebreak.protocol.commitments import keys
@@ -37,7 +36,6 @@ MAX_MESSAGE_BYTES: Final = 1 << 17
 """Limit on the wire. The largest proof (4 terms of 2 operands, 8 tensors and chunks) needs less than half of it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Message(Record):
     """A move at its place in a game. `previous` is the hash of the message it answers; the game id in the first."""
 

@@ -80,14 +80,12 @@ class MoveRecord(Record):
     """The phase in which it is legal; OVER: in all."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Descend(MoveRecord, kind=Phase.DESCEND):
     """Defender: shows the nodes some levels below the current one, from left to right."""
 
     nodes: Nodes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Select(MoveRecord, kind=Phase.SELECT):
     """Challenger: picks the first shown node that it disputes, by index, with its siblings up to the node above.
 
@@ -100,7 +98,6 @@ class Select(MoveRecord, kind=Phase.SELECT):
     seal: Bytes32 = NO_SEAL
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSteps(MoveRecord, kind=Phase.OPEN_STEPS):
     """Defender: shows nodes of the tree over the segment's records; the last record is the disputed checkpoint's.
 
@@ -114,7 +111,6 @@ class OpenSteps(MoveRecord, kind=Phase.OPEN_STEPS):
     log_root: Bytes32 = ZERO_DIGEST
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenValues(MoveRecord, kind=Phase.OPEN_VALUES):
     """Defender: shows the record's fields, nodes of the step's value tree, and the loss's siblings in its body half.
 
@@ -130,7 +126,6 @@ class OpenValues(MoveRecord, kind=Phase.OPEN_VALUES):
     log_siblings: Siblings = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenTensor(MoveRecord, kind=Phase.OPEN_TENSOR):
     """Defender: shows the instruction under the program root, and nodes of its chunk tree (none for `source`)."""
 
@@ -139,7 +134,6 @@ class OpenTensor(MoveRecord, kind=Phase.OPEN_TENSOR):
     nodes: Nodes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenChunk(MoveRecord, kind=Phase.OPEN_CHUNK):
     """Defender: shows the chunk's bytes and, for a logged sum, the log word with its siblings under the step log."""
 
@@ -148,7 +142,6 @@ class OpenChunk(MoveRecord, kind=Phase.OPEN_CHUNK):
     siblings: Siblings = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SelectElement(MoveRecord, kind=Phase.SELECT_ELEMENT):
     """Challenger: names the wrong element of the chunk, and repeats the chunk.
 
@@ -160,7 +153,6 @@ class SelectElement(MoveRecord, kind=Phase.SELECT_ELEMENT):
     seal: Bytes32 = NO_SEAL
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenTerms(MoveRecord, kind=Phase.OPEN_TERMS):
     """Defender: shows nodes of the accumulator tree of the element selected, which it names, and its last leaf."""
 
@@ -172,7 +164,6 @@ class OpenTerms(MoveRecord, kind=Phase.OPEN_TERMS):
     siblings: Siblings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TensorOpening(Record):
     """A tensor opened as the output of a body instruction. Its siblings lie in the body half of the value tree."""
 
@@ -183,7 +174,6 @@ class TensorOpening(Record):
     siblings: Siblings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkOpening(Record):
     """A chunk opened under the chunk root of the opened tensor with index `tensor`.
 
@@ -196,7 +186,6 @@ class ChunkOpening(Record):
     siblings: Siblings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StateWitness(Record):
     """Witness for a `source` of state: record s-1 and a tensor id, each with its siblings."""
 
@@ -209,7 +198,6 @@ class StateWitness(Record):
     siblings: Siblings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TensorWitness(Record):
     """Witness for a `source` of data, or for a `commit`: a tensor id with its siblings (data tree, or body half)."""
 
@@ -220,7 +208,6 @@ class TensorWitness(Record):
 Witness = StateWitness | TensorWitness | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Prove(MoveRecord, kind=Phase.PROVE):
     """Challenger: gives the referee all it needs to recompute the leaf, and the salt that opens the sealed answer."""
 
@@ -233,7 +220,6 @@ class Prove(MoveRecord, kind=Phase.PROVE):
     salt: Bytes32 = bytes(32)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Concede(MoveRecord, kind=Phase.OVER):
     """The side to move gives up."""
 

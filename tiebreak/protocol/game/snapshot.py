@@ -13,7 +13,6 @@ job (`Snapshot.require_reachable`), so that every move from there has its rule. 
 takes the walk to tell.
 """
 
-from dataclasses import dataclass
 from functools import reduce
 from typing import Annotated, Any, Final
 
@@ -49,7 +48,6 @@ _LEAF_PHASES: Final = {
 Signature = Annotated[bytes, Raw(keys.SIGNATURE_BYTES)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot(Record):
     """The fields of a snapshot, in the order and with the names of the contract's. Fields not reached yet are zero."""
 
@@ -258,7 +256,6 @@ def _log(state: GameState) -> bytes:
     return (state.step_log or state.log_root or b"").ljust(32, b"\0")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Standing(Record):
     """A signed statement on a game's state: after `sequence` moves it is at the snapshot with this id."""
 
@@ -279,7 +276,6 @@ class Standing(Record):
         return TypedData(domain=domain, name="State", kinds=self.kinds(), values=self.values)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SignedStanding(Record):
     """A standing with a signature that should be one of the parties'. Also travels by itself, as a receipt."""
 
@@ -305,7 +301,6 @@ class SignedStanding(Record):
         return cls.unpack("receipt", unpack(data, MAX_RECEIPT_BYTES))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Fork(Record):
     """Two snapshots of one sequence number in one game, both signed by one party, which loses the game by it."""
 

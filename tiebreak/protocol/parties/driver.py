@@ -18,7 +18,6 @@ import heapq
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Final, Protocol
 
 from tiebreak.protocol.commitments.job import game_id
@@ -42,7 +41,6 @@ MAX_EARLY: Final = 4096
 """Posts kept about jobs and games that the board does not show yet; anybody can make them up."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Turn(Record):
     """A game as the turn for which a move is gathered finds it."""
 

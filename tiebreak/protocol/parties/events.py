@@ -7,7 +7,7 @@ with a canonical encoding (jobs, heads, moves), so events and actions can be sen
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Final, dataclass_transform
 
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Concession, Job, LogReceipt, SignedHead
@@ -26,7 +26,6 @@ MAX_MOVES: Final = 1 << 16
 # ---------------------------------------------------------------- work, which a driver does
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Train(Record):
     """Compute the segment that ends at checkpoint number `count`. The result is the run root for that count."""
 
@@ -34,7 +33,6 @@ class Train(Record):
     count: U64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Replay(Record):
     """Recompute the run up to a head. The result is the run root for its count, or a problem."""
 
@@ -44,14 +42,12 @@ class Replay(Record):
     """Counts from 0. A later attempt should use other settings and, if there is one, another machine."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Audit(Record):
     """Recompute the whole run of a job whose heads are sealed. The result is the run root of its final head."""
 
     job_id: Root
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckLogs(Record):
     """Policy `logged`: find out whether the fetched logs hash to a head. The result is a problem, or nothing."""
 
@@ -61,7 +57,6 @@ class CheckLogs(Record):
     """Counts from 0: logs that are missing may come later."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Gather(Record):
     """Find the move that follows from the party's own run, for turn `sequence` of a game. The result is that move."""
 
@@ -79,31 +74,31 @@ Work = Train | Replay | Audit | CheckLogs | Gather
 # ---------------------------------------------------------------- events
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 class EventBase:
     """Base class of events. at: the instant at which the driver saw it, in seconds of the chain's time."""
 
     at: int
 
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
 class Started(EventBase):
     """The machine was created, either for the first time or again from its journal."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick(EventBase):
     """A point in time was reached, for example one that `Wake` asked for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BoardChanged(EventBase):
     """The board that the machine reads now follows the chain up to a block with the timestamp `block`."""
 
     block: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JobDrafted(EventBase):
     """The client's owner wants this job done. If it has seats, its nonce is that of the secret."""
 
@@ -111,14 +106,12 @@ class JobDrafted(EventBase):
     secret: bytes = b""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JobOffered(EventBase):
     """A client asks for the trainer's signature under a job. Nothing about it has been checked."""
 
     job: Job
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSigned(EventBase):
     """A trainer's answer to a client; the signature is empty if it declines. Nothing has been checked."""
 
@@ -126,7 +119,6 @@ class JobSigned(EventBase):
     signature: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HeadShown(EventBase):
     """Somebody showed a head, and perhaps the leaves of its run tree. Nothing about them has been checked."""
 
@@ -134,14 +126,12 @@ class HeadShown(EventBase):
     leaves: tuple[Digest, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LogReceiptShown(EventBase):
     """Somebody showed a receipt for the logs of a head. Nothing about it has been checked."""
 
     receipt: LogReceipt
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Contested(EventBase):
     """Somebody says that its replay up to a checkpoint gave another root. Nothing about it has been checked."""
 
@@ -150,14 +140,12 @@ class Contested(EventBase):
     by: Address
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ConcessionShown(EventBase):
     """Somebody showed a trainer's concession. Nothing about it has been checked."""
 
     concession: Concession
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MoveShown(EventBase):
     """Somebody sent a message of a game. Nothing about it has been checked."""
 
@@ -165,7 +153,6 @@ class MoveShown(EventBase):
     wire: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiptShown(EventBase):
     """Somebody acknowledged a state of a game. Nothing about it has been checked."""
 
@@ -173,7 +160,6 @@ class ReceiptShown(EventBase):
     receipt: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Arrived(EventBase):
     """The available data of a run up to a checkpoint was fetched, to where `Replay` will find it."""
 
@@ -181,7 +167,6 @@ class Arrived(EventBase):
     count: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Done(EventBase):
     """Work is done. If there is no result, `problem` says why it could not be computed."""
 
@@ -191,14 +176,12 @@ class Done(EventBase):
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Mined(EventBase):
     """A transaction is in a block that the board follows, and did not revert."""
 
     place: Place
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Refused(EventBase):
     """A transaction would revert and was not sent, or it reverted in a block. `error` names the contract's error.
 

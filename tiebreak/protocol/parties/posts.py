@@ -71,14 +71,12 @@ class Body(Record):
     KIND: ClassVar[PostKind]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OfferBody(Body, kind=PostKind.OFFER):
     """A client's job that asks for its trainer's signature."""
 
     job: tx.AnyJob
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerBody(Body, kind=PostKind.ANSWER):
     """The trainer's signature under a job, or an empty one that declines."""
 
@@ -86,7 +84,6 @@ class AnswerBody(Body, kind=PostKind.ANSWER):
     signature: Annotated[bytes, Data(keys.SIGNATURE_BYTES)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HeadBody(Body, kind=PostKind.HEAD):
     """The trainer's head, perhaps with the leaves of its run tree."""
 
@@ -94,14 +91,12 @@ class HeadBody(Body, kind=PostKind.HEAD):
     leaves: Annotated[tuple[Digest, ...], ListOf(Raw(32), MAX_LEAVES)] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LogReceiptBody(Body, kind=PostKind.LOG_RECEIPT):
     """The client's receipt for the logs of a head."""
 
     receipt: tx.AnyReceipt
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GameBody(Body, kind=PostKind.GAME):
     """A challenger's choice of a head, and the nonce of its game. It opens the game's mailbox."""
 
@@ -109,14 +104,12 @@ class GameBody(Body, kind=PostKind.GAME):
     nonce: U64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MoveBody(Body, kind=PostKind.MOVE):
     """A signed message by a side of a game (section 9)."""
 
     wire: Annotated[bytes, Data(MAX_MESSAGE_BYTES)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiptBody(Body, kind=PostKind.RECEIPT):
     """A receipt for a state of a game by one of its sides (section 9)."""
 
@@ -132,7 +125,6 @@ class FileName(packing.FieldType):
             raise EncodingError(f"{name}: expected a plain relative path, got {value!r:.80}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedFile(Record):
     """A file of a run, and the blob that holds it."""
 
@@ -141,7 +133,6 @@ class PublishedFile(Record):
     root: Root
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryBody(Body, kind=PostKind.LIBRARY):
     """The published files of a run up to `count` checkpoints, by the client or the trainer."""
 
@@ -157,7 +148,6 @@ class LibraryBody(Body, kind=PostKind.LIBRARY):
             raise EncodingError("library: expected different names in their order, got others")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepsBody(Body, kind=PostKind.STEPS):
     """The trainer's account of its training, for those who watch. It proves nothing and binds nobody."""
 
@@ -172,7 +162,6 @@ class StepsBody(Body, kind=PostKind.STEPS):
     """The most bytes of memory that the training process has held."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedBody(Body, kind=PostKind.REPLAYED):
     """The result of an auditor's replay, for those who watch. It proves nothing and binds nobody."""
 
@@ -181,21 +170,18 @@ class ReplayedBody(Body, kind=PostKind.REPLAYED):
     agrees: Annotated[int, Uint(8, 0, 1)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionBody(Body, kind=PostKind.TRANSACTION):
     """A transaction that anybody would have sent to a chain, where there is none."""
 
     transaction: Annotated[tx.Transaction, AnyOf(tx.TRANSACTIONS)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ConcessionBody(Body, kind=PostKind.CONCESSION):
     """The trainer gives up a head, and names whom to pay for it."""
 
     concession: tx.AnyConcession
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AuditorsBody(Body, kind=PostKind.AUDITORS):
     """Accounts that the client names as auditors, for whom there is always a game in a job without a chain."""
 
@@ -214,7 +200,6 @@ BODIES: Final[dict[int, type[Body]]] = {
 # ---------------------------------------------------------------- the envelope
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Post(Record):
     """The envelope, before it is signed."""
 
@@ -345,7 +330,6 @@ def check_author(post: Post, body: Body, job: Job, challenger: Address | None, d
         raise VerificationError(f"post of kind {post.kind}: expected one by {named}, got one by 0x{post.sender.hex()}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Received(Record):
     """A hub's statement about a post: it stands at `place` of all that the hub has taken, since its instant `at`."""
 
@@ -359,7 +343,6 @@ class Received(Record):
         return typed_digest(domain, hash_struct("Received", self.kinds(), self.values))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedPost(Record):
     """A post as a hub hands it out: with its place, its instant and the hub's signature."""
 
@@ -376,7 +359,6 @@ class ReceivedPost(Record):
         return signed, signed.verify(domain)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Complete(Record):
     """A hub's signed statement that these are all posts of a job up to an instant."""
 

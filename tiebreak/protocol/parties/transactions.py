@@ -57,7 +57,6 @@ AnyReceipt = Annotated[LogReceipt, Signed(LogReceipt)]
 AnyConcession = Annotated[Concession, OneOf((Concession,))]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedHead(Record):
     """A head with one leaf of its run tree: the digest of a record, and its siblings from the leaf upwards."""
 
@@ -119,7 +118,6 @@ class Transaction(Record):
         return tuple(head for head in shown if isinstance(head, SignedHead))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CreateJob(Transaction, gas=276_315, words="puts the job on the board and pays the reward"):
     """Offer a job that its trainer has signed, and pay the reward."""
 
@@ -131,28 +129,24 @@ class CreateJob(Transaction, gas=276_315, words="puts the job on the board and p
         return self.job.reward + self.job.seats * self.job.seat_fee
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CancelJob(Transaction, gas=46_000, words="takes the offer back"):
     """Withdraw a job that its trainer has not accepted; the client is credited the reward and the seats' fees."""
 
     job_id: Root
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptJob(Transaction, gas=66_935, words="accepts the job and pays its stake"):
     """Accept an offer, and pay the trainer's stake."""
 
     job_id: Root
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PostHead(Transaction, gas=70_763, words="posts a head"):
     """Put a signed head, which commits to the steps so far, on the board."""
 
     head: AnyHead
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Report(Transaction, function="reportEquivocation", gas=135_000, words="reports two signed heads of one count"):
     """Report two heads with the same count and different roots."""
 
@@ -160,7 +154,6 @@ class Report(Transaction, function="reportEquivocation", gas=135_000, words="rep
     second: AnyHead
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ReportInconsistency(
     Transaction, gas=135_000, words="reports two signed heads with different records of one segment"
 ):
@@ -171,42 +164,36 @@ class ReportInconsistency(
     second: AnyOpenedHead
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ReportConcession(Transaction, gas=135_000, words="shows that the trainer has conceded a head"):
     """Show the board that the trainer has conceded a head, and to whom."""
 
     concession: AnyConcession
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Settle(Transaction, gas=70_000, words="settles the job"):
     """End a job whose final head stood through its challenge window."""
 
     job_id: Root
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Abandon(Transaction, gas=67_835, words="ends the job, for want of heads"):
     """End a job whose trainer missed its window or its deadline."""
 
     job_id: Root
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Acknowledge(Transaction, gas=64_000, words="shows a receipt for the logs of a head"):
     """Show the board the client's receipt for the logs of a head."""
 
     receipt: AnyReceipt
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Part(Transaction, gas=75_000, words="ends the job, for want of a receipt or a head"):
     """End a job of policy `logged` in which a receipt, or the next head, does not come."""
 
     job_id: Root
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Withdraw(Transaction, gas=31_000, words="withdraws"):
     """Withdraw the party's whole credit."""
 
@@ -225,14 +212,12 @@ class OnSeats(Transaction):
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JoinPool(OnSeats, gas=69_441, words="joins the pool of auditors"):
     """Take a slot of the pool for seats of one bond, and deposit as much."""
 
     bond: Bond
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LeavePool(OnSeats, gas=51_100, words="leaves the pool of auditors"):
     """Give a slot back, and get the deposit."""
 
@@ -240,7 +225,6 @@ class LeavePool(OnSeats, gas=51_100, words="leaves the pool of auditors"):
     slot: U64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SealHead(OnSeats, gas=89_728, words="seals a head"):
     """Post the seal of a head, in a job with seats."""
 
@@ -249,7 +233,6 @@ class SealHead(OnSeats, gas=89_728, words="seals a head"):
     seal: Root
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DrawSeats(OnSeats, gas=91_502, words="opens its secret, which draws the seats"):
     """Draw the seats of a job whose final head is sealed, by opening the client's secret."""
 
@@ -257,7 +240,6 @@ class DrawSeats(OnSeats, gas=91_502, words="opens its secret, which draws the se
     secret: Bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SealRoot(OnSeats, gas=175_000, words="seals the root that it has for its seat, and pays the bond"):
     """Post the seal of the root that the auditor of a seat computed, and pay the bond."""
 
@@ -266,7 +248,6 @@ class SealRoot(OnSeats, gas=175_000, words="seals the root that it has for its s
     seal: Root
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenHead(OnSeats, gas=85_083, words="opens the final head that it sealed"):
     """Post the final head that was sealed, once the auditors' time is over."""
 
@@ -274,7 +255,6 @@ class OpenHead(OnSeats, gas=85_083, words="opens the final head that it sealed")
     salt: Bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimSeat(OnSeats, gas=70_039, words="opens its seal, and claims what its seat earned"):
     """Open an auditor's seal when the job has ended, and get what its seat earned."""
 
@@ -285,7 +265,6 @@ class ClaimSeat(OnSeats, gas=70_039, words="opens its seal, and claims what its 
     salt: Bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CloseSeats(OnSeats, gas=69_161, words="takes back the fees that nobody earned"):
     """Pay out what nobody claimed: fees to the client."""
 
@@ -295,7 +274,6 @@ class CloseSeats(OnSeats, gas=69_161, words="takes back the fees that nobody ear
 # ---------------------------------------------------------------- games
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Challenge(Transaction, gas=175_000, words="stakes on a challenge"):
     """Start a game against a head, and pay the challenger's stake."""
 
@@ -320,7 +298,6 @@ MOVE_GAS: Final = {
 """The gas of the moves, by function."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MakeMove(Transaction, words="makes a move"):
     """Make move number `sequence` in a game. Each kind of move has a function with its name and its fields."""
 
@@ -333,7 +310,6 @@ class MakeMove(Transaction, words="makes a move"):
         return camel_case(kind_name(self.move))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Enter(Transaction, gas=150_000, words="enters a signed state of the game"):
     """Enter a state that the opponent signed, with its snapshot's 144 bytes."""
 
@@ -348,7 +324,6 @@ class Enter(Transaction, gas=150_000, words="enters a signed state of the game")
         return cls(game_id=game_id, sequence=state.moves, snapshot=snapshot, signature=signature)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EnterAndProve(Transaction, gas=790_000, words="enters a signed state of the game, and proves"):
     """Enter the sealed state that the defender acknowledged, and prove its answer."""
 
@@ -362,21 +337,18 @@ class EnterAndProve(Transaction, gas=790_000, words="enters a signed state of th
         return cls(entered=Enter.of(state, signature), move=move, opened=opened(state))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ReportFork(Transaction, gas=135_000, words="reports that its opponent signed two states in one place"):
     """Report that one side signed two snapshots for one sequence number of a game."""
 
     fork: Annotated[Fork, OneOf((Fork,))]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimTimeout(Transaction, function="timeout", gas=135_000, words="claims that the mover's clock ran out"):
     """Claim that the side to move in a game has run out of time."""
 
     game_id: Root
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Reclaim(Transaction, gas=58_000, words="takes back the stake of a game that has no object any more"):
     """Take back the stake of a game whose job was slashed for another reason."""
 

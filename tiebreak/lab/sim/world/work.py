@@ -38,7 +38,7 @@ _BARGAINED: Final = {"client", "trainer"} | {field.name for field in fields(Term
 
 def computation(job: Job) -> tuple[object, ...]:
     """The fields of a job that fix what is computed and how it is committed, without parties and prices."""
-    return tuple(getattr(job, name) for name in Job.__slots__ if name not in _BARGAINED)
+    return tuple(getattr(job, name) for name in Job.kinds() if name not in _BARGAINED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
