@@ -4,7 +4,6 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import wraps
 from pathlib import Path
 from typing import Any, Final
 
@@ -68,19 +67,12 @@ _ANSWER: Final = {"block_seconds", "step_seconds", "slowdown", "anyway", "thread
 _EITHER: Final = {"folder", "trainer", "policy", "as_json"}
 
 
-def _job_options(function: opt.AnyFunction) -> opt.AnyFunction:
-    """Options for the job's `terms`."""
-
-    @wraps(function)
-    def called(**given: Any) -> Any:
-        return function(terms=Terms(**{name: given.pop(name) for name in _TERMS}), **given)
-
-    declared = (
-        click.option(f"--{name.replace('_', '-')}", type=kind, default=getattr(Terms(), name),
-                     show_default=isinstance(kind, click.IntRange), help=text)
-        for name, (kind, text) in _TERMS.items()
-    )  # fmt: skip
-    return opt.options(*declared)(called)
+_job_options: Final = opt.options_for("terms", Terms, {
+    name: click.option(f"--{name.replace('_', '-')}", type=kind, default=getattr(Terms(), name),
+                       show_default=isinstance(kind, click.IntRange), help=text)
+    for name, (kind, text) in _TERMS.items()
+})  # fmt: skip
+"""Options for the job's `terms`."""
 
 
 @click.command("agree")

@@ -101,9 +101,7 @@ def audit(
             raise ConfigurationError("expected --ledger together with --jobs or --ray, got it alone")
         trainer = api.reading.open_directory(run)
         report["job"] = trainer.job.id.hex()
-        workers = None
-        if jobs is not None or ray is not None:
-            workers = api.audits.Workers(jobs=jobs, ray=ray, ledger=ledger)
+        workers = None if jobs is None and ray is None else api.audits.Workers(jobs=jobs, ray=ray, ledger=ledger)
         if forward:
             opt.refuse(_ONLY_REPLAYS, "no option about replays with --forward")
             drawn = seed or secrets.token_hex(16)
@@ -255,17 +253,6 @@ def _forward(
         "seconds": found.seconds,
         "detection": [{"false": number, "probability": chance} for number, chance in found.detection],
     }
-    lines = _words_of_losses(found, seed)
-    if (fraud := found.fraud) is not None:
-        click.echo("" if as_json else "\n".join([*lines, ""]), nl=False)
-        raise AuditFailure(
-            f"step {fraud.step}: expected loss {shown_loss(fraud.computed)}, which the state before it gives, got "
-            f"{shown_loss(fraud.committed)}, signed by 0x{trainer.job.trainer.hex()}", [],
-        )  # fmt: skip
-    return lines
-
-
-def _words_of_losses(found: "api.forward.ForwardAudit", seed: str) -> list[str]:
     steps = ", ".join(str(loss.step) for loss in found.losses[:20])
     shares = "; ".join(f"{number} false: {100 * chance:.3g}%" for number, chance in found.detection)
     lines = [
@@ -274,6 +261,11 @@ def _words_of_losses(found: "api.forward.ForwardAudit", seed: str) -> list[str]:
         f"cost       {100 * found.replay:.3g}% of a replay's operations, {found.seconds:.3g} s",
         f"detection  of false losses among the drawable: {shares}",
     ]
-    if found.fraud is None:
-        lines.append(f"agrees     {len(found.losses)} losses, bit for bit; nothing is said of updates and other steps")
-    return lines
+    if (fraud := found.fraud) is not None:
+        click.echo("" if as_json else "\n".join([*lines, ""]), nl=False)
+        raise AuditFailure(
+            f"step {fraud.step}: expected loss {shown_loss(fraud.computed)}, which the state before it gives, got "
+            f"{shown_loss(fraud.committed)}, signed by 0x{trainer.job.trainer.hex()}", [],
+        )  # fmt: skip
+    agrees = f"agrees     {len(found.losses)} losses, bit for bit; nothing is said of updates and other steps"
+    return [*lines, agrees]

@@ -77,8 +77,7 @@ def show(bundle: "Bundle", folder: Path, seconds: str) -> None:
         **{name.replace("_", " "): root for name, root in bundle.roots().items()},
         "folder": str(folder),
     }
-    for name, value in rows.items():
-        click.echo(f"{name:<20}{value}")
+    tell(rows, as_json=False)
 
 
 def _size(count: int) -> str:

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from decimal import Decimal, InvalidOperation
 from functools import reduce, wraps
 from pathlib import Path
@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from tiebreak import api
 from tiebreak.api.machine import Machine
-from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address, Domain
+from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Domain
 from tiebreak.protocol.errors import ConfigurationError
 
 PASSPHRASE_VARIABLE: Final = "TIEBREAK_PASSPHRASE"  # noqa: S105 (a name, not a secret)
@@ -94,17 +94,22 @@ _MACHINE: Final[dict[str, AnyDecorator]] = {
 """The options for fields of `Machine`."""
 
 
-def machine_options(*names: str) -> AnyDecorator:
-    """Options for these fields of `Machine`. The command gets all of them as one argument, `machine`."""
+def options_for(argument: str, make: AnyFunction, declared: Mapping[str, AnyDecorator]) -> AnyDecorator:
+    """Options, by their names, that a command gets as one argument, which is made of their values."""
 
     def decorate(function: AnyFunction) -> AnyFunction:
         @wraps(function)
         def called(**given: Any) -> Any:
-            return function(machine=Machine(**{name: given.pop(name) for name in names}), **given)
+            return function(**{argument: make(**{name: given.pop(name) for name in declared})}, **given)
 
-        return options(*(_MACHINE[name] for name in names))(called)
+        return options(*declared.values())(called)
 
     return decorate
+
+
+def machine_options(*names: str) -> AnyDecorator:
+    """Options for these fields of `Machine`. The command gets all of them as one argument, `machine`."""
+    return options_for("machine", Machine, {name: _MACHINE[name] for name in names})
 
 
 def refuse(names: Collection[str], expected: str) -> None:
@@ -116,9 +121,8 @@ def refuse(names: Collection[str], expected: str) -> None:
             raise ConfigurationError(f"expected {expected}, got {parameter.opts[0]}")
 
 
-def json_option(function: AnyFunction) -> AnyFunction:
-    """--json: one document on stdout."""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of words.")(function)
+json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of words.")
+"""--json: one document on stdout."""
 
 
 def rpc_option(*, required: bool) -> AnyDecorator:
@@ -143,10 +147,9 @@ def board_option(*, required: bool, variable: str | None = "TIEBREAK_BOARD") -> 
     return click.option("--board", type=ADDRESS, required=required, envvar=variable, help=text)
 
 
-def require_option(function: AnyFunction) -> AnyFunction:
-    """--require: whose signatures a certificate or statement must have."""
-    text = "Ask for a signature by this address, too; may be repeated."
-    return click.option("--require", type=ADDRESS, multiple=True, help=text)(function)
+require_option: Final = click.option("--require", type=ADDRESS, multiple=True, help="Ask for a signature by this "
+                                     "address, too; may be repeated.")  # fmt: skip
+"""--require: whose signatures a certificate or statement must have."""
 
 
 def from_block_option(text: str) -> AnyDecorator:
@@ -165,15 +168,15 @@ def keep_option(default: str) -> AnyDecorator:
                         help="Checkpoints that stay on disk; others are computed again when needed.")  # fmt: skip
 
 
-def domain_options(function: AnyFunction) -> AnyFunction:
-    """--chain-id and --board, as one argument, `domain`: where a job is valid. No variable moves a job to a chain."""
-
-    @wraps(function)
-    def called(*, chain_id: int, board: Address | None, **given: Any) -> Any:
-        return function(domain=Domain(chain_id=chain_id, contract=board or OFF_CHAIN.contract), **given)
-
-    chain = number("--chain-id", 0, None, OFF_CHAIN.chain_id, "Id of the chain that the job is on; 0: none.")
-    return options(chain, board_option(required=False, variable=None))(called)
+domain_options: Final = options_for(
+    "domain",
+    lambda chain_id, board: Domain(chain_id=chain_id, contract=board or OFF_CHAIN.contract),
+    {
+        "chain_id": number("--chain-id", 0, None, OFF_CHAIN.chain_id, "Id of the chain that the job is on; 0: none."),
+        "board": board_option(required=False, variable=None),
+    },
+)
+"""--chain-id and --board, as one argument, `domain`: where a job is valid. No variable moves a job to a chain."""
 
 
 def log_artifacts(run: Path, files: list[Path], kind: str) -> None:

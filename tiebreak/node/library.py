@@ -193,8 +193,8 @@ class Fetcher:
 
     def _base(self) -> None:
         """The files that are there before the first step."""
-        self._want(directory.JOB, directory.MAX_SIGNED_BYTES, self._check_signed)
-        self._want(directory.OFFER, directory.MAX_SIGNED_BYTES, self._check_job)
+        self._want(directory.JOB, directory.MAX_SIGNED_BYTES, partial(self._check_job, SignedJob.verify))
+        self._want(directory.OFFER, directory.MAX_SIGNED_BYTES, partial(self._check_job, SignedJob.verify_offer))
         self._want(SEAL, MAX_SEAL_BYTES, lambda seal, name: readers_of(seal.read(name, MAX_SEAL_BYTES), self._job.id))
         self._want(directory.PROGRAM, directory.MAX_PROGRAM_BYTES, self._check_program)
         if self._program is None:
@@ -312,7 +312,7 @@ class Fetcher:
 
     # ------------------------------------------------------------ checks against the job
 
-    def _check_job(self, folder: Folder, name: str) -> None:
+    def _check_job(self, verify: Callable[[SignedJob], object], folder: Folder, name: str) -> None:
         found = SignedJob.decode(folder.read(name, directory.MAX_SIGNED_BYTES))
         if found.job.id != self._job.id or found.domain != self._domain:
             raise VerificationError(
@@ -321,12 +321,7 @@ class Fetcher:
             )
         # The party's own file may have no signatures, if the board stands for them.
         if name not in (directory.JOB, directory.OFFER):
-            found.verify_offer()
-
-    def _check_signed(self, folder: Folder, name: str) -> None:
-        self._check_job(folder, name)
-        if name != directory.JOB:
-            SignedJob.decode(folder.read(name, directory.MAX_SIGNED_BYTES)).verify()
+            verify(found)
 
     def _check_program(self, folder: Folder, name: str) -> None:
         program = Program.decode(folder.read(name, directory.MAX_PROGRAM_BYTES))

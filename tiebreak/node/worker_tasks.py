@@ -115,21 +115,16 @@ class WorkerTasks:
         self._now: e.Work | None = None
         share = max(1, system.usable_cores() // settings.processes) if settings.processes > 1 else None
         self._machine = replace(settings.machine, threads=settings.machine.threads or share)
+        self._does: dict[type[Task], Callable[[Any], Answer]] = {
+            tasks.Fetch: self._fetch, tasks.Publish: self._publish, tasks.Compute: self._compute, tasks.Try: self._try,
+        }  # fmt: skip
         self.dropped: set[e.Work] = set()
         """Work for jobs and games that are over: what is under way ends after its step, and none of it starts."""
 
     def do(self, task: Task) -> Answer | Failed:
         """The answer to a task, or why it is to be tried again: everything that is not the fault of a job's data."""
         try:
-            match task:
-                case tasks.Fetch():
-                    return self._fetch(task)
-                case tasks.Publish():
-                    return self._publish(task)
-                case tasks.Compute():
-                    return self._compute(task)
-                case tasks.Try():
-                    return self._try(task)
+            return self._does[type(task)](task)
         except (CannotCheck, VerificationError) as error:
             # Files that do not verify did so when they came, so they were damaged on this disk; only the logs of
             # policy `logged` are checked no earlier than where they are followed.
@@ -253,7 +248,11 @@ class WorkerTasks:
             shutil.rmtree(folder, ignore_errors=True)
         replay = open_replay(trainer, folder)
         if attempt and task.agreed and not job.is_logged and not replay.recorded():
-            self._continue(replay, RunDirectory.open(self._replay_folder(job, 0)), task.agreed)
+            # It begins at a checkpoint at which the earlier one agreed with the trainer, whose bytes are checked.
+            earlier, step = RunDirectory.open(self._replay_folder(job, 0)), job.last_step(task.agreed - 1)
+            replay.write_state(step, earlier.state(step))
+            for record in earlier.records()[: task.agreed]:
+                replay.append_record(record)
         logs: Logs = NO_LOGS
         if job.is_logged:
             logs = LogsInProgress(replay, CommittedLogs(LogFiles(trainer), trainer.record_at).step_log)
@@ -263,14 +262,6 @@ class WorkerTasks:
 
     def _replay_folder(self, job: Job, attempt: int) -> Path:
         return self._settings.folder / REPLAYS / f"{job.id.hex()}-{attempt}"
-
-    @staticmethod
-    def _continue(replay: RunDirectory, earlier: RunDirectory, count: int) -> None:
-        """Begins a replay at a checkpoint at which an earlier one agreed with the trainer. Its bytes are checked."""
-        step = earlier.job.last_step(count - 1)
-        replay.write_state(step, earlier.state(step))
-        for record in earlier.records()[:count]:
-            replay.append_record(record)
 
     def _give_way(self) -> None:
         """Wait after a step, or what takes about as long, until no process of this party seeks a move."""

@@ -128,9 +128,7 @@ def audit_whole(trainer: RunDirectory, folder: Path, machine: Machine, *, quiet:
     replay.check()  # the folder could have been overlaid meanwhile
     comparison = run_segments.compare(replay, head)
     fraud = None if comparison.agrees else _first_difference(trainer, replay)
-    return WholeAudit(
-        head=head, comparison=comparison, fraud=fraud, last_step=last, resumed=resumed, log=logs.report
-    )  # fmt: skip
+    return WholeAudit(head=head, comparison=comparison, fraud=fraud, last_step=last, resumed=resumed, log=logs.report)
 
 
 class OwnReplay(RunDirectory):
@@ -192,9 +190,7 @@ def _first_difference(trainer: RunDirectory, replay: RunDirectory) -> SegmentRep
     return None
 
 
-def open_replay(
-    trainer: RunDirectory, folder: Path, more: Mapping[str, bytes] = MappingProxyType({})
-) -> RunDirectory:  # fmt: skip
+def open_replay(trainer: RunDirectory, folder: Path, more: Mapping[str, bytes] = MappingProxyType({})) -> RunDirectory:
     """Opens the auditor's replay of the same job, or creates it from the job's inputs.
 
     more: further files of a new one. Raises `ConfigurationError` if the folder holds a replay of another job.

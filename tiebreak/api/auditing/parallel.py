@@ -232,18 +232,17 @@ class _Audit:
                     task = self._waiting.pop(0)
                     self._under_way[replayers.submit(task, self._avoid.get(task.number, ""))] = task
                 self._save()
-                self._on_steps(sum(outcome.task.steps for outcome in self._done.values()))
                 for future in wait(self._under_way, return_when=FIRST_COMPLETED).done:
                     self._heard(outcome_of(self._under_way.pop(future), future))
         finally:
             self._save()
-        self._on_steps(sum(outcome.task.steps for outcome in self._done.values()))
 
     def _save(self) -> None:
         """Writes new outcomes to the ledger, once the workers have their next tasks: none waits for the disk."""
         if self._unsaved:
             self._ledger.put(self._unsaved)
             self._unsaved = []
+        self._on_steps(sum(outcome.task.steps for outcome in self._done.values()))
 
     def _heard(self, outcome: TaskOutcome) -> None:
         task, number = outcome.task, outcome.task.number

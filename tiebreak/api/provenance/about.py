@@ -35,9 +35,7 @@ class AboutField:
 
 
 _ID: Final = r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}"
-_PATTERNS: Final = {
-    "base_model": HUB_ID, "datasets": HUB_ID, "license": _ID, "language": _ID, "pipeline_tag": _ID,
-}  # fmt: skip
+_PATTERNS: Final = {"base_model": HUB_ID, "datasets": HUB_ID, "license": _ID, "language": _ID, "pipeline_tag": _ID}
 FIELDS: Final = {
     name: AboutField(question="".join(asked), many=isinstance(asked, list), pattern=_PATTERNS.get(name, ".+"))
     for name, asked in tomllib.loads(template("about.toml")).items()

@@ -13,6 +13,7 @@ has no `finetunedOn`.
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from uuid import NAMESPACE_URL, uuid5
@@ -35,17 +36,9 @@ CDX_ASKS, SPDX_ASKS = (tuple(name for name in FIELDS if f"$about.{name}" in text
 """The answers of a person that have a place."""
 
 
-def cyclonedx(source: FormatSource) -> bytes:
-    return _made(CYCLONEDX, source)
-
-
 def cyclonedx_again(source: FormatSource, data: bytes) -> bytes:
     metadata = JsonObject.parse("CycloneDX", data, _DEPTH).inner("metadata")
     return cyclonedx(_with_carried(source, metadata.take("properties", "at least one", is_list)[0], "value"))
-
-
-def spdx(source: FormatSource) -> bytes:
-    return _made(SPDX, source)
 
 
 def spdx_again(source: FormatSource, data: bytes) -> bytes:
@@ -72,6 +65,9 @@ def _made(text: str, source: FormatSource) -> bytes:
         "ancestor": "" if root else url,  # then no root of the certificate shows that there is a base
     }  # fmt: skip
     return json.dumps(fill(json.loads(text), values)).encode() + b"\n"
+
+
+cyclonedx, spdx = partial(_made, CYCLONEDX), partial(_made, SPDX)
 
 
 def _answers(about: About, url: str) -> dict[str, Any]:

@@ -235,9 +235,8 @@ def silence_rule(samples: Sequence[Sample], since: float, now: float, *, is_over
         return Rule(name="silence", standing=WorkerStanding.ALARM, text=f"{text}, expected {limit:.0f} s at most")
     if not gaps:
         return Rule(name="silence", standing=WorkerStanding.OPEN, text="too few samples are told here")
-    if is_over:
-        return Rule(name="silence", standing=WorkerStanding.HOLDS, text=f"{longest:.0f} s at most; the run is over")
-    return Rule(name="silence", standing=WorkerStanding.HOLDS, text=f"for {max(quiet, 0):.0f} s")
+    text = f"{longest:.0f} s at most; the run is over" if is_over else f"for {max(quiet, 0):.0f} s"
+    return Rule(name="silence", standing=WorkerStanding.HOLDS, text=text)
 
 
 def shown_loss(bits: int) -> str:

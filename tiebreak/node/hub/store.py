@@ -31,9 +31,7 @@ _LOCK_NOT_AVAILABLE: Final = "55P03"
 """The SQLSTATE of a wait for a lock that was too long."""
 WRITE_SECONDS: Final = 20.0
 """Seconds that PostgreSQL has for a batch. Then the connection is cut, since a lost server raises no error itself."""
-_NETWORK: Final = {
-    "connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval": 5, "tcp_user_timeout": 20_000,
-}  # fmt: skip
+_NETWORK: Final = {"connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval": 5, "tcp_user_timeout": 20_000}
 _TAKE_LOCK: Final = (
     # The server lets go of a lock whose holder has gone after half a minute, not after the system's two hours.
     "SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3; "

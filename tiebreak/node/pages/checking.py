@@ -47,13 +47,12 @@ def check(data: bytes, source: PageSource) -> Values:
     try:
         if data.lstrip().startswith(b"{"):
             certificate = SignedCertificate.read(data)
-            title = "A certificate whose signatures and roots hold"
-            return _holds("certificate", title, certificate, certificate.certificate.agreement, source)
+            return _holds("certificate", certificate, certificate.certificate.agreement, source)
         refused = "A job file that does not hold"
         with suppress(EncodingError):
             signed_job = SignedJob.decode(data)
             signed_job.verify()
-            return _holds("job", "A job that both parties signed", signed_job, signed_job, source)
+            return _holds("job", signed_job, signed_job, source)
         try:
             signed = SignedHead.decode(data)
         except VerificationError:
@@ -63,22 +62,22 @@ def check(data: bytes, source: PageSource) -> Values:
             about = f"about job {words.short(signed.head.job_id)}, which this hub does not know"
             return refusal(f"A head or a receipt that may hold: it is {about}")
         refused = "For this hub’s board, it does not hold"
-        kind, title = "head", "A head that the job’s trainer signed"
+        kind = "head"
         try:
             signed.verify(job, source.domain)
         except VerificationError:
             LogReceipt(head=signed.head, signature=signed.signature).verify(job, source.domain)
-            kind, title = "receipt", "A receipt that the client signed"
-        return {"holds": True, "title": title, "kind": kind, "job": job, "signed": signed, "place": ""}
+            kind = "receipt"
+        return {"holds": True, "kind": kind, "job": job, "signed": signed, "place": ""}
     except VerificationError as error:
         return refusal(f"{refused}: {words.clipped(str(error))}", holds=False)
 
 
-def _holds(kind: str, title: str, signed: object, agreement: SignedJob, source: PageSource) -> Values:
+def _holds(kind: str, signed: object, agreement: SignedJob, source: PageSource) -> Values:
     place = "elsewhere"
     if agreement.domain == source.domain:
         place = "unknown" if views.agreed(source, agreement.job.id) is None else "here"
     return {
-        "holds": True, "title": title, "kind": kind, "job": agreement.job, "signed": signed, "place": place,
+        "holds": True, "kind": kind, "job": agreement.job, "signed": signed, "place": place,
         "has_board": source.domain.chain_id != 0,
     }  # fmt: skip

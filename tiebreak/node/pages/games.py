@@ -53,7 +53,8 @@ def game_view(
     return {
         "id": game.id.hex(), "job_id": agreed.id.hex(), "name": words.clipped(source.name(agreed.id)),
         "head_count": game.head.head.count, "head_step": agreed.last_step(game.head.head.count - 1),
-        "status": _status(game, talks=talks, on_board=on_board), "is_open": verdict is None and not game.is_stopped,
+        "on_board": on_board, "is_open": verdict is None and not game.is_stopped,
+        "is_void": game.void or (game.is_stopped and not game.is_over),
         "talks_until": state.last if talks else None, "sides": sides, "turn": "" if mover is None else _name(mover),
         "walk": walk, "verdict": verdict, "by_message": ahead, "job": agreed, "stake": game.stake,
         # The rest of the gas went into transactions that made no move: the challenge, or the end of a clock.
@@ -67,16 +68,6 @@ def _name(side: Side) -> str:
 
 def loser_of(state: GameState) -> Side | None:
     return None if state.verdict is None else state.verdict.winner.other
-
-
-def _status(game: PublicGame, *, talks: bool, on_board: bool) -> str:
-    if game.void or (game.is_stopped and not game.is_over):
-        return "Void"
-    if (loser := loser_of(game.state)) is not None:
-        return "Trainer convicted" if loser is Side.DEFENDER else "Challenger was wrong"
-    if not on_board:
-        return "Opened, not on the board yet"
-    return "The sides talk" if talks else "On the clock"
 
 
 def _side(game: PublicGame, side: Side, mover: Side | None, *, talks: bool) -> Values:

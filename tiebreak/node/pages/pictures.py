@@ -46,12 +46,6 @@ def extent(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
     return min(losses), max(losses)
 
 
-def job_curve(view: Values) -> Markup:
-    training, steps = view["card"]["training"], view["card"]["job"].steps
-    label = f"Loss by step, {len(training['points'])} points, up to step {training['step']} of {steps}"
-    return curve(view["card"], [row["step"] for row in view["heads"]], label)
-
-
 def bar(stage: Values) -> Markup:
     """All leaves of a tree: agreed, found or not looked at."""
     found, total = stage["found"], stage["total"]

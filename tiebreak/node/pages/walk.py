@@ -240,40 +240,39 @@ def operation_of(instruction: Instruction) -> str:
 # ---------------------------------------------------------------- claims, and the referee's computation
 
 
-def _claim(said: str, hexadecimal: str, note: str = "", decimal: str = "") -> Values:
-    """The content of the disputed place as a side claims it."""
+def _claim(hexadecimal: str, note: str = "", decimal: str = "", *, said: str = "It computes to") -> Values:
+    """The content of the disputed place as a side claims it. said: what a challenger does to get it."""
     return {"said": said, "hexadecimal": hexadecimal, "decimal": decimal, "note": note}
 
 
-def _element_claim(said: str, dtype: DType, bits: int, note: str = "") -> Values:
-    return _claim(said, words.hexadecimal(dtype, bits), note, words.decimal(dtype, bits))
+def _element_claim(dtype: DType, bits: int, note: str = "") -> Values:
+    return _claim(words.hexadecimal(dtype, bits), note, words.decimal(dtype, bits))
 
 
 def _trainer_claim(final: GameState) -> Values | None:
-    said = "The trainer committed"
     if final.claimed and final.operation is not None:
         dtype = final.operation.dtype
-        return _element_claim(said, dtype, words.bits_of(dtype, final.claimed), f"as element {final.element:,}")
+        return _element_claim(dtype, words.bits_of(dtype, final.claimed), f"as element {final.element:,}")
     if final.node:
-        return _claim(said, "0x" + final.node.hex(), "a digest: the walk is not at numbers yet")
+        return _claim("0x" + final.node.hex(), "a digest: the walk is not at numbers yet")
     return None
 
 
 def _challenger_claim(final: GameState, correct: Accumulator | None) -> Values | None:
-    verdict, operation, said = final.verdict, final.operation, "It computes to"
+    verdict, operation = final.verdict, final.operation
     if verdict is not None and verdict.correct and final.level is Level.CHUNKS and operation is not None:
-        return _element_claim(said, operation.dtype, words.bits_of(operation.dtype, verdict.correct))
+        return _element_claim(operation.dtype, words.bits_of(operation.dtype, verdict.correct))
     if correct is not None and operation is not None and final.position == accumulator.leaf_count(operation.terms) - 1:
         bits = reference.to_raw(operation.dtype, accumulator.finish(correct, final.rounding))
-        return _element_claim(said, operation.dtype, bits)
+        return _element_claim(operation.dtype, bits)
     if verdict is not None and verdict.correct and correct is not None:
         upto = min((final.position + 1) * TERMS_PER_LEAF, final.terms) - 1
         note = f"exactly: digest {words.short(verdict.correct)}, but {words.short(verdict.committed)} was committed"
-        return _claim(f"Its sum up to term {upto:,} is", _sum(correct), note)
+        return _claim(_sum(correct), note, said=f"Its sum up to term {upto:,} is")
     if verdict is not None and verdict.correct:
-        return _claim(said, "0x" + verdict.correct.hex(), "a digest, too")
+        return _claim("0x" + verdict.correct.hex(), "a digest, too")
     if verdict is None and (final.seal or final.value_seal):
-        return _claim("The challenger says", "sealed", "opened by the proof, so that nobody can copy it")
+        return _claim("sealed", "opened by the proof, so that nobody can copy it", said="The challenger says")
     return None
 
 
