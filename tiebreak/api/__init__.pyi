@@ -4,7 +4,7 @@ from tiebreak.api import data
 from tiebreak.api.agreement import offers, sealing
 from tiebreak.api.auditing import audits, forward, progress
 from tiebreak.api.builtin import loader
-from tiebreak.api.certification import attestation, certificates, claims, issuance, lineage, ownership
+from tiebreak.api.certification import attestation, certificates, claims, issuance, job_data, lineage, ownership
 from tiebreak.api.chain import boards, chains, endings, onchain, weights
 from tiebreak.api.corpus import corpus_runs
 from tiebreak.api.data import importing
@@ -18,5 +18,5 @@ from tiebreak.api.watching import alarms, monitoring, sampling
 __all__ = ["about", "alarms", "attestation", "attesting", "audits", "boards", "bundle", "calibrating", "cards"]
 __all__ += ["certificates", "chains", "claims", "corpus_runs", "data", "disputes", "distributed", "endings"]
 __all__ += ["environment", "finetuning", "formats", "forward", "importing", "interpreters", "issuance", "judging"]
-__all__ += ["keys", "lineage", "loader", "monitoring", "offers", "onchain", "ownership", "progress", "qualification"]
-__all__ += ["reading", "runs", "sampling", "sealing", "source", "trackers", "weights", "x509_chains"]
+__all__ += ["job_data", "keys", "lineage", "loader", "monitoring", "offers", "onchain", "ownership", "progress"]
+__all__ += ["qualification", "reading", "runs", "sampling", "sealing", "source", "trackers", "weights", "x509_chains"]
