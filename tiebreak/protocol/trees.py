@@ -151,9 +151,11 @@ def hidden_nodes(tree: Nodes, leaves: int, shown: Sequence[int]) -> list[Digest]
 def root_of_shown(leaves: int, shown: Mapping[int, bytes], nodes: Sequence[bytes]) -> Digest:
     """The root of a tree with this many leaves, from some of them by place and what `hidden_nodes` gives for these.
 
-    Raises `ProofError` for too few or too many nodes.
+    Raises `ProofError` for too few or too many nodes, and for a place outside, which would be proven by nothing.
     """
     left = list(reversed(nodes))
+    if shown and not 0 <= min(shown) <= max(shown) < leaves:
+        raise ProofError(f"expected places below {leaves}, got {min(shown)} to {max(shown)}")
 
     def hidden(height: int, position: int) -> bytes:
         if not left:

@@ -13,7 +13,7 @@ from tiebreak.engine.data.hashing import hasher
 from tiebreak.engine.run.directory import DATA, RunDirectory, check_root
 from tiebreak.protocol.commitments.data_proofs import INDEX_ENDS, DataProof, TensorOpening
 from tiebreak.protocol.commitments.records import data_tree, identify, tensor_id
-from tiebreak.protocol.errors import ConfigurationError, EncodingError
+from tiebreak.protocol.errors import ConfigurationError, EncodingError, own_file
 from tiebreak.protocol.hashing import HashInput
 from tiebreak.protocol.program.example_order import example_order
 from tiebreak.protocol.program.isa import DType
@@ -50,6 +50,7 @@ class JobData:
         starts = range(first * size, len(view) - count * size + 1, stride * size)
         return [view[at : at + count * size] for at in starts]
 
+    @own_file()
     def values(self, path: Path) -> tuple[str, bytes]:
         """The entry and the bytes of the one array in a .safetensors file. Raises `ConfigurationError` for others."""
         arrays = open_safetensors(path)
@@ -92,6 +93,7 @@ class JobData:
         roots = hasher().roots([HashInput(row, dtype == DType.F32) for row in rows])
         return [INDEX_ENDS[0], *sorted(tensor_id(dtype, shape[1:], root) for root in roots), INDEX_ENDS[1]]
 
+    @own_file()
     def absent(self, values: Path) -> DataProof:
         """The proof that no row of an entry is these values. Raises `ConfigurationError` if one is."""
         name, missing = self.values(values)

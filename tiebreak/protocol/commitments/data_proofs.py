@@ -138,9 +138,10 @@ class DataProof(Record):
         if len(rows := {part.row for part in self.parts} - {None}) > 1:  # (4)
             raise ProofError(f"proof: expected parts of one row, got rows {rows}")
         part, shows = self.parts[0], [part.count for part in self.parts]
-        if not all(shows) if not self.neighbours else (shows != [0] or not part.shape):  # (5)
+        is_absence = (shows, len(self.neighbours)) == ([0], 2) and part.shape
+        if not is_absence and (not all(shows) or self.neighbours):  # (5)
             raise EncodingError(f"proof: expected elements of all parts, or of the only one none, got {shows}")
-        if self.neighbours:  # (6)
+        if is_absence:  # (6)
             if reference.pack(part.dtype, reference.unpack(part.dtype, self.missing)) != self.missing:
                 raise EncodingError("proof: expected NaN as 0x7fc00000 only, got another pattern")
             (before, after), row = self.neighbours, identify(part.dtype, part.shape[1:], self.missing)
