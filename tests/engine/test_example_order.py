@@ -110,7 +110,11 @@ def test_the_order_of_a_program_is_what_the_interpreter_reads(name: str, cases: 
     read = rows_read(captured, stride)
     assert len(read) == STEPS * order.each
     seed = int(captured.data["seed"]) if order.seed else 0
-    told = {(s, place): row for row in range(order.examples) for s, _, place in order.reads(row, STEPS, seed)}
+    told = {
+        (s, place): row
+        for row in range(order.shuffle.n if order.shuffle else order.epoch)
+        for s, _, place in order.reads(row, STEPS, seed)
+    }
     assert told == read
     assert set(elements) - {"n"} == ({"x"} if "windows" in name else {"x", "y"})
     first, step, count = elements["x"]

@@ -224,9 +224,6 @@ def test_any_bytes_are_a_proof_or_refused(data: bytes) -> None:
             DataProof.decode(content)
 
 
-DEEP = [0]
-for _ in range(2000):
-    DEEP = [DEEP]
 FIELDS = pack(ENTRIES.row(3, "x").pack())
 HOSTILE = {
     "a bomb": zlib.compress(bytes(1 << 28)),

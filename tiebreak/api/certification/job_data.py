@@ -66,7 +66,9 @@ class JobData:
         if values is not None:
             name, wanted = self.values(values)
             size, rows = self.spec[name][0].size, enumerate(map(bytes, self._rows(name)))
-            row = next((n for n, one in rows if wanted in one and _is_in(one, wanted, size)), None)
+            row = next(
+                (n for n, one in rows if any(one.startswith(wanted, at) for at in range(0, len(one), size))), None
+            )
         if row is None or row >= count:
             raise ConfigurationError(f"expected --row or --values of one of {count:,} rows, got {row}")
         return row
@@ -111,7 +113,3 @@ class JobData:
         """Raises `VerificationError` unless the index of a proof of absence is that of these data."""
         name = proof.parts[0].name.decode()
         check_root(f"index of {name}", Tree(self.index(name)).root, proof.index_root)
-
-
-def _is_in(row: bytes, wanted: bytes, size: int) -> bool:
-    return any(row.startswith(wanted, at) for at in range(0, len(row), size))

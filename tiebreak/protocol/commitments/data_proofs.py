@@ -139,7 +139,7 @@ class DataProof(Record):
             raise ProofError(f"proof: expected parts of one row, got rows {rows}")
         part, shows = self.parts[0], [part.count for part in self.parts]
         is_absence = (shows, len(self.neighbours)) == ([0], 2) and part.shape
-        if not is_absence and (not all(shows) or self.neighbours):  # (5)
+        if not is_absence and (not all(shows) or self.missing or self.at or self.neighbours or self.index_nodes):  # (5)
             raise EncodingError(f"proof: expected elements of all parts, or of the only one none, got {shows}")
         if is_absence:  # (6)
             if reference.pack(part.dtype, reference.unpack(part.dtype, self.missing)) != self.missing:

@@ -34,11 +34,6 @@ class ExampleOrder(NamedTuple):
     shuffle: isa.ShuffleParams | None
     seed: str
 
-    @property
-    def examples(self) -> int:
-        """The number of examples among which an epoch chooses."""
-        return self.epoch if self.shuffle is None else self.shuffle.n
-
     def reads(self, example: int, steps: int, seed: int) -> Iterator[tuple[int, int, int]]:
         """Every read of an example in the first `steps` steps, exactly: step and epoch, from 1, and place, from 0.
 
