@@ -16,7 +16,7 @@ from tiebreak.protocol.errors import ConfigurationError, own_file
 
 @click.group()
 def data() -> None:
-    """Import datasets, show ids of arrays, and prove what a run's data had.
+    """Import datasets, show ids of arrays, prove what a run's data had.
 
     A job commits to its data by their ids. Data stay on the disk: an array of any size is read in blocks to compute its
     id, and a run maps it into memory and reads what each batch needs. `import` makes such arrays of arrays of other
@@ -112,10 +112,10 @@ def exposure(run: Path, row: int | None, values: Path | None, as_json: bool) -> 
               "the data: a whole row of it.")  # fmt: skip
 @PROOF
 def absent(run: Path, values: Path, output: Path, as_json: bool) -> None:
-    """Prove that no row of the data of RUN has some values, bit for bit.
+    """Prove that no row of the data of RUN is a given one.
 
     The proof is two neighbours in the index of an entry, the sorted ids of all its rows. A row that differs in one bit
-    is another row: near copies are not absent. Whoever checks the proof needs the data, too, or the root of the index
+    is another row, so the absence of a row is not that of its near copies. Whoever checks the proof needs the data, too, or the root of the index
     from somebody who has computed it.
     """
     _write(output, api.job_data.JobData(api.reading.open_directory(run)).absent(values), as_json=as_json)
@@ -134,7 +134,7 @@ def check(proof: Path, agreed: Path, as_json: bool) -> int:
     run = api.reading.open_directory(agreed) if agreed.is_dir() else None
     job = run.job if run else api.certificates.read_certificate(agreed).certificate.job
     found = DataProof.decode(read_file(proof, MAX_PROOF_BYTES))
-    found.check(job.data_root)
+    found.check(job.data_root, job.data_count)
     if found.neighbours and run:
         api.job_data.JobData(run).check_index(found)
     holds = bool(run or not found.neighbours)

@@ -77,7 +77,7 @@ CORE: Final = CommandSet(
         },
         "Train": {
             "finetune": "Fine-tune a model by LoRA, as a run that anyone can check.",
-            "data": "Import datasets, show ids of arrays, and prove what a run's data had.",
+            "data": "Import datasets, show ids of arrays, prove what a run's data had.",
             "capture": "Capture TASK as a program that runs anywhere without its code.",
             "calibrate": "Measure how far sums differ between machines, for a policy.",
             "agree": "Sign a job over a captured task: both parties, or one at a time.",

@@ -108,13 +108,12 @@ def _chunks(dtype: DType, first: int, count: int) -> range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataProof(Record):
-    """Parts of a job's data, which has `entries` entries: those of a row, or an entry that lacks a row.
+    """Parts of a job's data: those of a row, or an entry that lacks a row.
 
     missing: the bytes of that row. neighbours: two ids of the index, the first of which is at position `at`, with the
     nodes that lead from them to the root of the index; there are none in a proof of a row.
     """
 
-    entries: Annotated[int, Uint(32, 1, MAX_ENTRIES)]
     parts: Annotated[tuple[TensorOpening, ...], ListOf(OneOf((TensorOpening,)), 16)]
     nodes: Nodes
     missing: Bytes = b""
@@ -126,14 +125,14 @@ class DataProof(Record):
     def of(cls, ids: Mapping[str, bytes], *parts: TensorOpening, **absence: Any) -> Self:
         """Puts parts under the data root. ids: of all entries of the data, by name. absence: fields."""
         nodes = trees.hidden_nodes(data_tree(ids), len(ids), [part.place for part in parts])
-        return cls(entries=len(ids), parts=parts, nodes=tuple(nodes), **absence)
+        return cls(parts=parts, nodes=tuple(nodes), **absence)
 
-    def check(self, data_root: bytes) -> None:
-        """Raises `VerificationError` unless the proof holds for the data of this root, and some index."""
+    def check(self, data_root: bytes, entries: int) -> None:
+        """Raises `VerificationError` unless it holds for data of this root and count, and for some index."""
         leaves = {part.place: data_leaf(part.name.decode("latin-1"), part.identity) for part in self.parts}
-        if not leaves or list(leaves) != sorted(part.place for part in self.parts) or max(leaves) >= self.entries:
-            raise EncodingError(f"proof: expected ascending places below {self.entries}, got {list(leaves)}")
-        if (found := trees.root_of_shown(self.entries, leaves, self.nodes)) != data_root:  # (3)
+        if not leaves or list(leaves) != sorted(part.place for part in self.parts):
+            raise EncodingError(f"proof: expected parts in ascending places, got {list(leaves)}")
+        if (found := trees.root_of_shown(entries, leaves, self.nodes)) != data_root:  # (3)
             raise ProofError(f"proof: expected data root {data_root.hex()}, got {found.hex()}")
         if len(rows := {part.row for part in self.parts} - {None}) > 1:  # (4)
             raise ProofError(f"proof: expected parts of one row, got rows {rows}")
