@@ -115,8 +115,8 @@ def absent(run: Path, values: Path, output: Path, as_json: bool) -> None:
     """Prove that no row of the data of RUN is a given one.
 
     The proof is two neighbours in the index of an entry, the sorted ids of all its rows. A row that differs in one bit
-    is another row, so the absence of a row is not that of its near copies. Whoever checks the proof needs the data, too, or the root of the index
-    from somebody who has computed it.
+    is another row, so the absence of a row is not that of its near copies. Whoever checks the proof needs the data, too,
+    or the root of the index from somebody who has computed it.
     """
     _write(output, api.job_data.JobData(api.reading.open_directory(run)).absent(values), as_json=as_json)
 
@@ -126,10 +126,11 @@ def absent(run: Path, values: Path, output: Path, as_json: bool) -> None:
 @click.argument("agreed", type=click.Path(exists=True, path_type=Path))
 @opt.json_option
 def check(proof: Path, agreed: Path, as_json: bool) -> int:
-    """Check a PROOF about the data of a job, which AGREED names: its certificate, or the folder of its run.
+    """Check a PROOF about the data of a job.
 
-    With a run's folder, the index of an absence is computed again from the data there. Exit codes: 0 it holds; 2 it
-    does not; 3 it holds if the index in it is that of the data, which a certificate does not tell.
+    AGREED names the job: its certificate, or the folder of its run. With that folder, the index of an absence is
+    computed again from the data there. Exit codes: 0 it holds; 2 it does not; 3 it holds if the index in it is that of
+    the data, which a certificate does not tell.
     """
     run = api.reading.open_directory(agreed) if agreed.is_dir() else None
     job = run.job if run else api.certificates.read_certificate(agreed).certificate.job
