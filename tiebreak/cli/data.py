@@ -115,7 +115,7 @@ def absent(run: Path, values: Path, output: Path, as_json: bool) -> None:
     """Prove that no row of the data of RUN is a given one.
 
     The proof is two neighbours in the index of an entry, the sorted ids of all its rows. A row that differs in one bit
-    is another row, so the absence of a row is not that of its near copies. Whoever checks the proof needs the data, too,
+    is another row, so the absence of a row is not that of its near copies. Whoever checks the proof needs the data,
     or the root of the index from somebody who has computed it.
     """
     _write(output, api.job_data.JobData(api.reading.open_directory(run)).absent(values), as_json=as_json)
