@@ -102,6 +102,7 @@ def test_a_row_is_proven_absent_where_the_data_are(
     values, proof = array(tmp_path, x=load_file(run / DATA)["x"][3] * 2), tmp_path / "absence.proof"
     made = command.tell("data", "absent", run, "--values", values, "-o", proof)
     assert made["bytes"] <= 2000
+    assert "may be there" in made["note"]
     found = command.tell("data", "check", proof, run)
     assert (found["holds"], found["parts"][0]["row"], found["index"]) == (True, "absent", made["index"])
     assert found["parts"][0]["values"] == (load_file(run / DATA)["x"][3] * 2).tolist()

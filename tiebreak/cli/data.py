@@ -75,6 +75,7 @@ ROW: Final = opt.options(
     click.option("--values", type=opt.FILE, help="Instead of --row: a .safetensors file with one array, named as an "
                  "entry of the data; the first row in which its values stand one after the other."),
 )  # fmt: skip
+NEAR: Final = "absent bit for bit; a row that differs in one element is another row, and may be there"
 PROOF: Final = opt.output_option("data.proof", "File of the proof.", kind=opt.NEW_FILE)
 
 
@@ -86,7 +87,8 @@ def prove(run: Path, row: int | None, values: Path | None, output: Path, as_json
     """Prove what a row of the data of RUN is.
 
     The proof shows the row under the job's data root, and is all that `tiebreak data check` needs. Chunks of 512 bytes
-    are shown whole: the command says if parts of other rows stand in them. Look before you send it.
+    are shown whole: the command says if parts of other rows stand in them. Look before you send it. In a run of
+    `tiebreak finetune` a row is a window of tokens, and not a conversation, or a pair of answers.
     """
     opened = api.job_data.JobData(api.reading.open_directory(run))
     _write(output, opened.prove(opened.row(row, values)), as_json=as_json)
@@ -159,7 +161,7 @@ def _said(proof: DataProof, *, full: bool) -> dict[str, Any]:
             "entry": part.name.decode(), "row": part.row if is_row else "absent", "first_element": part.first,
             "also_shown": part.also, "values": values if full else f"{len(values):,}: {str(values)[1:60]}",
         })  # fmt: skip
-    return {"parts": found} if is_row else {"parts": found, "index": proof.index_root.hex()}
+    return {"parts": found} if is_row else {"parts": found, "index": proof.index_root.hex(), "note": NEAR}
 
 
 def _shape(given: str | None) -> tuple[int, ...] | None:
