@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiebreak.protocol.commitments import data_proofs
-from tiebreak.protocol.commitments.data_proofs import INDEX_ENDS, MAX_PROOF_BYTES, DataProof, TensorOpening
+from tiebreak.protocol.commitments.data_proofs import INDEX_ENDS, MAX_PROOF_BYTES, DataPart, DataProof
 from tiebreak.protocol.commitments.records import data_tree, identify, tensor_tree
 from tiebreak.protocol.errors import EncodingError, ProofError, VerificationError
 from tiebreak.protocol.packing import pack
@@ -32,11 +32,11 @@ class Entries:
         self.ids = {name: identify(KINDS[a.dtype], a.shape, a.tobytes()) for name, a in self.arrays.items()}
         self.root = data_tree(self.ids).root, len(arrays)
 
-    def part(self, name: str, first: int, count: int) -> TensorOpening:
+    def part(self, name: str, first: int, count: int) -> DataPart:
         array = self.arrays[name]
         fields = {"dtype": KINDS[array.dtype], "shape": array.shape, "first": first, "count": count}
         data, place = array.tobytes(), list(self.arrays).index(name)
-        return TensorOpening.of(tensor_tree(data), memoryview(data), place=place, name=name.encode(), **fields)
+        return DataPart.of(tensor_tree(data), memoryview(data), place=place, name=name.encode(), **fields)
 
     def row(self, row: int, *names: str) -> DataProof:
         sizes = {name: self.arrays[name][0].size for name in names}
@@ -260,7 +260,7 @@ def test_hostile_files_are_refused_before_they_take_memory(content: bytes) -> No
 def test_huge_shapes_cost_nothing_and_lead_nowhere(shape: tuple[int, ...]) -> None:
     proof = ENTRIES.row(3, "input_ids")
     part = [*proof.parts[0].pack()]
-    part[list(TensorOpening.kinds()).index("shape")] = shape
+    part[list(DataPart.kinds()).index("shape")] = shape
     fields = [*proof.pack()]
     fields[list(DataProof.kinds()).index("parts")] = (tuple(part),)
     with pytest.raises(VerificationError):

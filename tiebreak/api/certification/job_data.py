@@ -1,4 +1,4 @@
-"""What was in the data of a run: openings of rows, the steps that read them, and rows that are absent. Needs no torch.
+"""Proofs about the data of a run: openings of rows, the steps that read them, and rows that are absent. Needs no torch.
 
 The proofs are those of `tiebreak.protocol.commitments.data_proofs`; docs/data.md says what each shows, and what not.
 """
@@ -11,7 +11,7 @@ from tiebreak.api.training.settings import TUNING
 from tiebreak.engine.data.arrays import open_safetensors, safetensors_in
 from tiebreak.engine.data.hashing import hasher
 from tiebreak.engine.run.directory import DATA, RunDirectory, check_root
-from tiebreak.protocol.commitments.data_proofs import INDEX_ENDS, DataProof, TensorOpening
+from tiebreak.protocol.commitments.data_proofs import INDEX_ENDS, DataPart, DataProof
 from tiebreak.protocol.commitments.records import data_tree, identify, tensor_id
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, own_file
 from tiebreak.protocol.hashing import HashInput
@@ -37,9 +37,9 @@ class JobData:
         self._ids = {name: tensor_id(*self.spec[name], tree.root) for name, tree in self._trees.items()}
         check_root(str(path), run.job.data_root, data_tree(self._ids).root)
 
-    def _opened(self, name: str, first: int, count: int) -> TensorOpening:
+    def _opened(self, name: str, first: int, count: int) -> DataPart:
         (dtype, shape), place = self.spec[name], list(self.spec).index(name)
-        return TensorOpening.of(
+        return DataPart.of(
             self._trees[name], self._views[name], place=place, name=name.encode(), dtype=dtype, shape=shape,
             first=first, count=count,
         )  # fmt: skip

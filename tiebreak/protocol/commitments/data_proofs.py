@@ -33,7 +33,7 @@ VERSION: Final = 1
 MAX_PROOF_BYTES: Final = 1 << 22
 """The most bytes of a proof, compressed or not."""
 INDEX_ENDS: Final = (Digest(bytes(32)), Digest(b"\xff" * 32))
-"""What stands in an index before and after all ids."""
+"""The first and the last leaf of an index, around all ids."""
 
 Bytes = Annotated[bytes, Data(MAX_PROOF_BYTES)]
 Nodes = Annotated[tuple[Digest, ...], ListOf(Raw(32), 128)]
@@ -41,7 +41,7 @@ Elements = Annotated[int, Uint(64, 0, MAX_NUMEL)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TensorOpening(Record):
+class DataPart(Record):
     """Elements of a tensor, `count` from `first` on, in whole chunks. place, name: of its entry among the data."""
 
     place: Annotated[int, Uint(32, 0, MAX_ENTRIES)]
@@ -80,7 +80,7 @@ class TensorOpening(Record):
 
     @property
     def also(self) -> str:
-        """The rows of which the chunks show more than the elements, in words; empty if there are none."""
+        """The rows whose elements the chunks show in addition, in words; empty if there are none."""
         each, shown = prod(self.shape[1:]), self.shown
         words = f"parts of rows {shown.start // each} to {(shown.stop - 1) // each}"
         return words if len(shown) > self.count else ""
@@ -114,7 +114,7 @@ class DataProof(Record):
     nodes that lead from them to the root of the index; there are none in a proof of a row.
     """
 
-    parts: Annotated[tuple[TensorOpening, ...], ListOf(OneOf((TensorOpening,)), 16)]
+    parts: Annotated[tuple[DataPart, ...], ListOf(OneOf((DataPart,)), 16)]
     nodes: Nodes
     missing: Bytes = b""
     at: Elements = 0
@@ -122,7 +122,7 @@ class DataProof(Record):
     index_nodes: Nodes = ()
 
     @classmethod
-    def of(cls, ids: Mapping[str, bytes], *parts: TensorOpening, **absence: Any) -> Self:
+    def of(cls, ids: Mapping[str, bytes], *parts: DataPart, **absence: Any) -> Self:
         """Puts parts under the data root. ids: of all entries of the data, by name. absence: fields."""
         nodes = trees.hidden_nodes(data_tree(ids), len(ids), [part.place for part in parts])
         return cls(parts=parts, nodes=tuple(nodes), **absence)

@@ -1,4 +1,4 @@
-"""The examples that each step of a program reads, from the program alone: which rows of which data, in which order.
+"""The examples that each step of a program reads, from the program alone: the rows, the data entries and the order.
 
 Programs made by the engine's capture draw `each` examples a step. In step s (counted from 0), place j of the step's
 batches has draw g = s * each + j: example p(g mod n) of epoch g div n, where p is the keyed shuffle of that epoch, or
