@@ -1,6 +1,7 @@
 """Proofs about a job's data: what holds is accepted, and nothing false is, however a proof is changed."""
 
 import random
+import tracemalloc
 import zlib
 from bisect import bisect
 from collections.abc import Callable
@@ -154,6 +155,36 @@ def test_an_index_that_hides_a_row_has_another_root() -> None:
     assert false.index_root != Tree(ENTRIES.index("x")).root
 
 
+NAN = ENTRIES.arrays["x"][5].copy()
+NAN.view("<u4")[2] = 0x7FC00001
+ROW, TOKENS, ABSENCE = ENTRIES.row(3, "x"), ENTRIES.row(3, "input_ids", "labels"), ENTRIES.absent("x", missing("x"))
+WRONG: dict[str, tuple[DataProof, str]] = {
+    "two rows": (replace(TOKENS, parts=(TOKENS.parts[0], ENTRIES.row(5, "labels").parts[0])), "parts of one row"),
+    "descending": (replace(TOKENS, parts=TOKENS.parts[::-1]), "ascending places"),
+    "one part twice": (replace(ROW, parts=ROW.parts * 2), "ascending places"),
+    "no part": (replace(ROW, parts=()), "ascending places"),
+    "nothing shown": (replace(ABSENCE, neighbours=(), missing=b"", at=0, index_nodes=()), "elements of all parts"),
+    "another's row": (replace(ROW, missing=b"x"), "elements of all parts"),
+    "another's index": (replace(ROW, index_nodes=ABSENCE.index_nodes), "elements of all parts"),
+    "a place in no index": (replace(ROW, at=1), "elements of all parts"),
+    "shown and absent": (replace(ABSENCE, parts=ROW.parts, nodes=ROW.nodes), "elements of all parts"),
+    "of no rows": (
+        replace(DataProof.of(ENTRIES.ids, ENTRIES.part("seed", 0, 0)), neighbours=INDEX_ENDS, missing=bytes(8)),
+        "elements of all parts",
+    ),
+    "another NaN": (ENTRIES.absent("x", NAN), "NaN as 0x7fc00000 only"),
+    "a bool of 2": (replace(ENTRIES.absent("flag", np.array(1, "u1"), at=0), missing=b"\2"), "bools of 0 or 1"),
+    "a node too many": (replace(ROW, nodes=(*ROW.nodes, ROW.nodes[0])), r"expected \d nodes, got \d"),
+    "a node too few": (replace(ROW, nodes=ROW.nodes[:-1]), "expected a node at height"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("proof", "words"), WRONG.values(), ids=WRONG)
+def test_each_rule_refuses_what_only_it_can(proof: DataProof, words: str) -> None:
+    with pytest.raises(VerificationError, match=words):
+        DataProof.decode(proof.encode()).check(*ENTRIES.root)
+
+
 def changed(proof: DataProof, draw: random.Random) -> DataProof:
     """A proof with one change of those that a forger has."""
     other = ENTRIES.row(draw.randrange(37), draw.choice(["input_ids", "labels", "x"]))
@@ -248,8 +279,11 @@ HOSTILE = {
 
 @pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_files_are_refused_before_they_take_memory(content: bytes) -> None:
+    tracemalloc.start()
     with pytest.raises(EncodingError):
         DataProof.decode(content)
+    assert tracemalloc.get_traced_memory()[1] < 6 * MAX_PROOF_BYTES
+    tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
