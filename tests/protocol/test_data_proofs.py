@@ -35,9 +35,9 @@ class Entries:
 
     def part(self, name: str, first: int, count: int) -> DataPart:
         array = self.arrays[name]
-        fields = {"dtype": KINDS[array.dtype], "shape": array.shape, "first": first, "count": count}
         data, place = array.tobytes(), list(self.arrays).index(name)
-        return DataPart.of(tensor_tree(data), memoryview(data), place=place, name=name.encode(), **fields)
+        fields = place, name.encode(), KINDS[array.dtype], array.shape, first, count
+        return DataPart.of(tensor_tree(data), memoryview(data), *fields)
 
     def row(self, row: int, *names: str) -> DataProof:
         sizes = {name: self.arrays[name][0].size for name in names}

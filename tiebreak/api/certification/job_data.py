@@ -38,11 +38,8 @@ class JobData:
         check_root(str(path), run.job.data_root, data_tree(self._ids).root)
 
     def _opened(self, name: str, first: int, count: int) -> DataPart:
-        (dtype, shape), place = self.spec[name], list(self.spec).index(name)
-        return DataPart.of(
-            self._trees[name], self._views[name], place=place, name=name.encode(), dtype=dtype, shape=shape,
-            first=first, count=count,
-        )  # fmt: skip
+        fields = list(self.spec).index(name), name.encode(), *self.spec[name], first, count
+        return DataPart.of(self._trees[name], self._views[name], *fields)
 
     def _rows(self, name: str) -> list[memoryview]:
         """The bytes of an entry in each row."""

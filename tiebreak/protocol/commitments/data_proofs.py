@@ -60,11 +60,12 @@ class DataPart(Record):
             raise EncodingError(f"proof: expected chunks of elements {self.first} to {end} of {size}, got others")
 
     @classmethod
-    def of(cls, tree: trees.Tree, data: memoryview, **fields: Any) -> Self:
-        """Opens elements of a tensor, by its data and the tree over its chunks. fields: all but `data` and `nodes`."""
-        chunks = _chunks(fields["dtype"], fields["first"], fields["count"])
+    def of(cls, tree: trees.Tree, data: memoryview, *fields: Any) -> Self:
+        """Opens elements of a tensor, by its data and the tree over its chunks. fields: from `place` to `count`."""
+        known = dict(zip(cls.kinds(), fields, strict=False))
+        chunks = _chunks(known["dtype"], known["first"], known["count"])
         shown = bytes(data[chunks.start * CHUNK_BYTES : chunks.stop * CHUNK_BYTES])
-        return cls(data=shown, nodes=tuple(trees.hidden_nodes(tree, tree.count, chunks)), **fields)
+        return cls(data=shown, nodes=tuple(trees.hidden_nodes(tree, tree.count, chunks)), **known)
 
     @property
     def shown(self) -> range:
