@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-BUDGETS: Final = {"core": 45_150, "lab": 8_600, "benchmarks": 3_500, "tests": 51_350}
+BUDGETS: Final = {"core": 45_490, "lab": 8_600, "benchmarks": 3_500, "tests": 51_350}
 AREAS: Final = {"tiebreak/lab/": "lab", "tiebreak/": "core", "benchmarks/": "benchmarks", "tests/": "tests"}
 """Beginning of a path -> its area; the first that fits counts."""
 PLANNED: Final = {
-    "evaluations and proofs about data": 900,
+    "evaluations, and the removal of data": 560,
     "reinforcement learning": 1_800,
     "verification in a browser": 100,
     "4-bit bases and several processes": 800,

@@ -87,6 +87,16 @@ def test_a_run_is_shown_and_its_job_judged(here: Here) -> None:
     assert {name: found[name] for name in EXPECTED["judged"]} == EXPECTED["judged"]
 
 
+def test_a_row_of_the_data_is_proven_and_checked(here: Here) -> None:
+    files = here.folder / "files"
+    made = here.tell("data", "prove", files / "run", "--row", "3", "-o", "row.proof")
+    found = here.tell("data", "check", "row.proof", files / "certificate.json")
+    assert (found["holds"], found["job"], found["parts"]) == (True, EXPECTED["job"], made["parts"])
+    assert here.tell("data", "exposure", files / "run", "--row", "3")["reads"]
+    (here.folder / "row.proof").write_bytes(b"junk")
+    here("data", "check", "row.proof", files / "run", code=2, text="EncodingError: proof: ")
+
+
 def test_keys_are_made_and_read(here: Here) -> None:
     made = here("key", "own.pem")
     assert made.split()[-1].startswith("0x")

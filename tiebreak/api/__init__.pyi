@@ -4,7 +4,7 @@ from tiebreak.api import data
 from tiebreak.api.agreement import offers, sealing
 from tiebreak.api.auditing import audits, forward, progress
 from tiebreak.api.builtin import loader
-from tiebreak.api.certification import attestation, certificates, claims, issuance, lineage, ownership
+from tiebreak.api.certification import attestation, certificates, claims, issuance, job_data, lineage, ownership
 from tiebreak.api.certification import job_receipts as job_receipts
 from tiebreak.api.certification import ordered_jobs as ordered_jobs
 from tiebreak.api.chain import boards, chains, endings, onchain, weights
@@ -19,7 +19,7 @@ from tiebreak.api.watching import alarms, monitoring, sampling
 
 __all__ = ["about", "alarms", "attestation", "attesting", "audits", "boards", "bundle", "calibrating", "cards"]
 __all__ += ["certificates", "chains", "claims", "corpus_runs", "data", "disputes", "distributed", "endings"]
-__all__ += ["environment", "finetuning", "formats", "forward", "importing", "interpreters", "issuance"]
-__all__ += ["job_receipts", "judging", "keys", "lineage", "loader", "monitoring", "offers", "onchain"]
-__all__ += ["ordered_jobs", "ownership", "progress", "qualification", "reading", "runs", "sampling", "sealing"]
-__all__ += ["source", "trackers", "weights", "x509_chains"]
+__all__ += ["environment", "finetuning", "formats", "forward", "importing", "interpreters", "issuance", "job_data"]
+__all__ += ["job_receipts", "judging", "keys", "lineage", "loader", "monitoring", "offers", "onchain", "ordered_jobs"]
+__all__ += ["ownership", "progress", "qualification", "reading", "runs", "sampling", "sealing", "source", "trackers"]
+__all__ += ["weights", "x509_chains"]

@@ -1,21 +1,27 @@
-"""`tiebreak data`: converts datasets into arrays that tasks map, and shows the ids of arrays."""
+"""`tiebreak data`: datasets as arrays that tasks map, the ids of arrays, and proofs about the data of a run."""
 
 from pathlib import Path
+from typing import Any, Final
 
 import click
+import numpy as np
 
 from tiebreak import api
 from tiebreak.cli import options as opt
+from tiebreak.engine.data.disk import read_file, write_file
+from tiebreak.engine.data.elements import Element
+from tiebreak.protocol.commitments.data_proofs import MAX_PROOF_BYTES, DataProof
 from tiebreak.protocol.errors import ConfigurationError, own_file
 
 
 @click.group()
 def data() -> None:
-    """Import datasets, and show the ids of arrays.
+    """Import datasets, show ids of arrays, prove what a run's data had.
 
     A job commits to its data by their ids. Data stay on the disk: an array of any size is read in blocks to compute its
     id, and a run maps it into memory and reads what each batch needs. `import` makes such arrays of arrays of other
-    types; `root` shows the id of each array.
+    types; `root` shows the id of each array. The other commands are about
+    the data of a run: docs/data.md.
     """
 
 
@@ -61,6 +67,101 @@ def root(paths: tuple[Path, ...], no_cache: bool, as_json: bool) -> None:
         found = [one for path in paths for one in api.importing.facts(path, cached=not no_cache)]
     opt.tell([{"name": name, "type": array.element, "shape": array.shape, "id": facts.identity.hex(),
            "not_finite": facts.not_finite} for name, array, facts in found], as_json=True)  # fmt: skip
+
+
+RUN: Final = opt.options(click.argument("run", type=opt.FOLDER), opt.json_option)
+ROW: Final = opt.options(
+    click.option("--row", type=click.IntRange(0), help="Number of the row, from 0."),
+    click.option("--values", type=opt.FILE, help="Instead of --row: a .safetensors file with one array, named as an "
+                 "entry of the data; the first row in which its values stand one after the other."),
+)  # fmt: skip
+NEAR: Final = "absent bit for bit; a row that differs in one element is another row, and may be there"
+PROOF: Final = opt.output_option("data.proof", "File of the proof.", kind=opt.NEW_FILE)
+
+
+@data.command()
+@RUN
+@ROW
+@PROOF
+def prove(run: Path, row: int | None, values: Path | None, output: Path, as_json: bool) -> None:
+    """Prove what a row of the data of RUN is.
+
+    The proof shows the row under the job's data root, and is all that `tiebreak data check` needs. Chunks of 512 bytes
+    are shown whole: the command says if parts of other rows stand in them. Look before you send it. In a run of
+    `tiebreak finetune` a row is a window of tokens, and not a conversation, or a pair of answers.
+    """
+    opened = api.job_data.JobData(api.reading.open_directory(run))
+    _write(output, opened.prove(opened.row(row, values)), as_json=as_json)
+
+
+@data.command()
+@RUN
+@ROW
+def exposure(run: Path, row: int | None, values: Path | None, as_json: bool) -> None:
+    """Show which steps of RUN read a row of its data.
+
+    The order follows from the program and the seed, so these are all reads of that row in the job's steps, whether they
+    are computed yet or not. Place counts the examples of a step, from 0.
+    """
+    opened = api.job_data.JobData(api.reading.open_directory(run))
+    found = opened.row(row, values)
+    opt.tell({"row": found, "steps": opened.run.job.steps, "reads": opened.exposure(found)}, as_json=as_json)
+
+
+@data.command()
+@RUN
+@click.option("--values", type=opt.FILE, required=True, help="A .safetensors file with one array, named as an entry of "
+              "the data: a whole row of it.")  # fmt: skip
+@PROOF
+def absent(run: Path, values: Path, output: Path, as_json: bool) -> None:
+    """Prove that no row of the data of RUN is a given one.
+
+    The proof is two neighbours in the index of an entry, the sorted ids of all its rows. A row that differs in one bit
+    is another row, so the absence of a row is not that of its near copies. Whoever checks the proof needs the data,
+    or the root of the index from somebody who has computed it.
+    """
+    _write(output, api.job_data.JobData(api.reading.open_directory(run)).absent(values), as_json=as_json)
+
+
+@data.command()
+@click.argument("proof", type=opt.FILE)
+@click.argument("agreed", type=click.Path(exists=True, path_type=Path))
+@opt.json_option
+def check(proof: Path, agreed: Path, as_json: bool) -> int:
+    """Check a PROOF about the data of a job.
+
+    AGREED names the job: its certificate, or the folder of its run. With that folder, the index of an absence is
+    computed again from the data there. Exit codes: 0 it holds; 2 it does not; 3 it holds if the index in it is that of
+    the data, which a certificate does not tell.
+    """
+    run = api.reading.open_directory(agreed) if agreed.is_dir() else None
+    job = run.job if run else api.certificates.read_certificate(agreed).certificate.job
+    found = DataProof.decode(read_file(proof, MAX_PROOF_BYTES))
+    found.check(job.data_root, job.data_count)
+    if found.neighbours and run:
+        api.job_data.JobData(run).check_index(found)
+    holds = bool(run or not found.neighbours)
+    parties = {"client": f"0x{job.client.hex()}", "trainer": f"0x{job.trainer.hex()}"}
+    opt.tell({"holds": holds or None, "job": job.id.hex(), **parties, **_said(found, full=as_json)}, as_json=as_json)
+    return 0 if holds else 3
+
+
+def _write(output: Path, proof: DataProof, *, as_json: bool) -> None:
+    write_file(output, content := proof.encode())
+    opt.tell({"proof": str(output), "bytes": len(content), **_said(proof, full=as_json)}, as_json=as_json)
+
+
+def _said(proof: DataProof, *, full: bool) -> dict[str, Any]:
+    """The content of a proof, for documents. full: with all values."""
+    found, is_row = list[dict[str, Any]](), not proof.neighbours
+    for part in proof.parts:
+        content = part.elements if is_row else proof.missing
+        values = np.frombuffer(content, Element[part.dtype.name].numpy).tolist()
+        found.append({
+            "entry": part.name.decode(), "row": part.row if is_row else "absent", "first_element": part.first,
+            "also_shown": part.also, "values": values if full else f"{len(values):,}: {str(values)[1:60]}",
+        })  # fmt: skip
+    return {"parts": found} if is_row else {"parts": found, "index": proof.index_root.hex(), "note": NEAR}
 
 
 def _shape(given: str | None) -> tuple[int, ...] | None:

@@ -78,7 +78,7 @@ CORE: Final = CommandSet(
         "Train": {
             "finetune": "Fine-tune a model by LoRA, as a run that anyone can check.",
             "serve": "Run a fine-tuning service for OpenAI's clients.",
-            "data": "Import datasets, and show the ids of arrays.",
+            "data": "Import datasets, show ids of arrays, prove what a run's data had.",
             "capture": "Capture TASK as a program that runs anywhere without its code.",
             "calibrate": "Measure how far sums differ between machines, for a policy.",
             "agree": "Sign a job over a captured task: both parties, or one at a time.",
@@ -117,7 +117,10 @@ CORE: Final = CommandSet(
     | dict.fromkeys(["publish", "fetch", "weights"], "share")
     | dict.fromkeys(["client", "trainer", "auditor", "watcher", "hub"], "party"),
     needs={"finetune": "finetune", "hub": "node", "serve": "serve"}
-    | dict.fromkeys(["doctor", "corpus run", "data", "capture", "calibrate", "agree", "train", "weights"], "train")
+    | dict.fromkeys(
+        ["doctor", "corpus run", "data import", "data root", "capture", "calibrate", "agree", "train", "weights"],
+        "train",
+    )
     | dict.fromkeys(["audit", "monitor", "dispute", "certify", "ownership prove"], "train")
     | dict.fromkeys(["client", "trainer", "auditor", "watcher", "publish", "fetch"], "node,train"),
 )

@@ -4,7 +4,8 @@ Numbered plan of `verify`: (1) the position lies in the tree, (2) the proof has 
 folding the leaf with its siblings gives the root.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
 from tiebreak.protocol.errors import ProofError
@@ -113,6 +114,58 @@ class Tree(Nodes):
             raise ValueError(f"no node at height {height}, position {position} in a tree of depth {self.depth}")
         found = self._levels[height][position * DIGEST_BYTES : (position + 1) * DIGEST_BYTES]
         return Digest(found) if found else empty_root(height)
+
+
+def _fold_shown(
+    height: int, position: int, leaves: int, shown: Sequence[int], leaf: Callable[[int], bytes],
+    hidden: Callable[[int, int], bytes],
+) -> bytes:  # fmt: skip
+    """The node at (height, position) of a tree with this many leaves.
+
+    Leaves at the places in `shown` come from `leaf`, roots of subtrees without any of them from `hidden`, in order.
+    """
+    first, end = position << height, (position + 1) << height
+    if first >= leaves:
+        return empty_root(height)
+    at = bisect_left(shown, first)
+    if at == len(shown) or shown[at] >= end:
+        return hidden(height, position)
+    if not height:
+        return leaf(position)
+    below = (_fold_shown(height - 1, 2 * position + side, leaves, shown, leaf, hidden) for side in (0, 1))
+    return parent(*below)
+
+
+def hidden_nodes(tree: Nodes, leaves: int, shown: Sequence[int]) -> list[Digest]:
+    """The roots of the largest subtrees without any of the `shown` leaves (ascending places), from left to right."""
+    found: list[Digest] = []
+
+    def hidden(height: int, position: int) -> Digest:
+        found.append(tree.node(height, position))
+        return found[-1]
+
+    _fold_shown(tree.depth, 0, leaves, shown, lambda place: tree.node(0, place), hidden)
+    return found
+
+
+def root_of_shown(leaves: int, shown: Mapping[int, bytes], nodes: Sequence[bytes]) -> Digest:
+    """The root of a tree with this many leaves, from some of them by place and what `hidden_nodes` gives for these.
+
+    Raises `ProofError` for too few or too many nodes, and for a place outside, which would be proven by nothing.
+    """
+    left = list(reversed(nodes))
+    if shown and not 0 <= min(shown) <= max(shown) < leaves:
+        raise ProofError(f"expected places below {leaves}, got {min(shown)} to {max(shown)}")
+
+    def hidden(height: int, position: int) -> bytes:
+        if not left:
+            raise ProofError(f"expected a node at height {height}, position {position}, got none")
+        return left.pop()
+
+    root = _fold_shown(depth_of(leaves), 0, leaves, sorted(shown), shown.__getitem__, hidden)
+    if left:
+        raise ProofError(f"expected {len(nodes) - len(left)} nodes, got {len(nodes)}")
+    return Digest(bytes(root))
 
 
 class Frontier:

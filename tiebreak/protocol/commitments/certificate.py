@@ -41,8 +41,7 @@ the tensors of an adapter's base together with them, and they are those of the b
 first state has the tensors of other files in the same places (`check_start`).
 """
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from re import fullmatch
@@ -165,23 +164,17 @@ class Weights:
         """
         at = {entry: place for place, entry in enumerate(entries)}
         shown = sorted({at[entry] for entry in (*tensors.values(), *more)})
-        places, nodes = list[tuple[int, int]](), list[Digest]()
+        places = list[tuple[int, int]]()
         for place in shown:
             if places and sum(places[-1]) == place:
                 places[-1] = (places[-1][0], places[-1][1] + 1)
             else:
                 places.append((place, 1))
-
-        def hidden(height: int, position: int) -> Digest:
-            nodes.append(tree.node(height, position))
-            return nodes[-1]
-
-        _fold(tree.depth, 0, len(entries), shown, lambda place: tree.node(0, place), hidden)
-        suffixes: dict[str, str] = {}
+        nodes, suffixes = tuple(trees.hidden_nodes(tree, len(entries), shown)), dict[str, str]()
         for name, entry in tensors.items():
             if entry != prefix + name and (found := _suffix(name, entry.removeprefix(prefix))):
                 suffixes.setdefault(*found)
-        made = cls(prefix=prefix, suffixes=suffixes, places=tuple(places), nodes=tuple(nodes))
+        made = cls(prefix=prefix, suffixes=suffixes, places=tuple(places), nodes=nodes)
         return replace(made, names={name: entry for name, entry in tensors.items() if made.entry(name) != entry})
 
     def entry(self, name: str) -> str:
@@ -234,37 +227,7 @@ class Weights:
         self.check(leaves)
         places = [place for first, count in self.places for place in range(first, first + count)]
         at = {place: state_leaf(name, found[name]) for place, name in zip(places, sorted(found), strict=True)}
-        left = list(reversed(self.nodes))
-
-        def hidden(height: int, position: int) -> Digest:
-            if not left:
-                raise VerificationError(f"weights: expected a node at height {height}, position {position}, got none")
-            return left.pop()
-
-        root = _fold(trees.depth_of(leaves), 0, leaves, places, at.__getitem__, hidden)
-        if left:
-            raise VerificationError(f"weights: expected {len(self.nodes) - len(left)} nodes, got {len(self.nodes)}")
-        return root
-
-
-def _fold(
-    height: int, position: int, leaves: int, shown: Sequence[int], leaf: Callable[[int], Digest],
-    hidden: Callable[[int, int], Digest],
-) -> Digest:  # fmt: skip
-    """The node at (height, position) of a tree with this many leaves.
-
-    Leaves at the places in `shown` come from `leaf`, roots of subtrees without any of them from `hidden`, in order.
-    """
-    first, end = position << height, (position + 1) << height
-    if first >= leaves:
-        return trees.empty_root(height)
-    at = bisect_left(shown, first)
-    if at == len(shown) or shown[at] >= end:
-        return hidden(height, position)
-    if not height:
-        return leaf(position)
-    below = (_fold(height - 1, 2 * position + side, leaves, shown, leaf, hidden) for side in (0, 1))
-    return trees.parent(*below)
+        return trees.root_of_shown(leaves, at, self.nodes)
 
 
 def _suffix(name: str, entry: str) -> tuple[str, str] | None:

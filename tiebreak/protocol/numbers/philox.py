@@ -48,11 +48,12 @@ def half_width(n: int) -> int:
     return max(1, ((n - 1).bit_length() + 1) // 2)
 
 
-def shuffle(index: int, seed: int, epoch: int, n: int, stream: int) -> int:
+def shuffle(index: int, seed: int, epoch: int, n: int, stream: int, *, inverse: bool = False) -> int:
     """The image of `index` under the permutation of 0 ... n-1 keyed by (seed, epoch, stream); -1 if it is out of range.
 
     A Feistel network permutes 0 ... 4^w - 1 >= n, so following its cycle from an index below n returns below n. 4^w is
-    at most 4n (8 for n = 1 or 2), so few steps are expected.
+    at most 4n (8 for n = 1 or 2), so few steps are expected. inverse: returns the index whose image is given instead,
+    by the rounds in reverse on swapped halves.
     """
     if not 0 <= index < n:
         return -1
@@ -61,10 +62,10 @@ def shuffle(index: int, seed: int, epoch: int, n: int, stream: int) -> int:
     key = key_of(seed)
     x = index
     while True:
-        left, right = x >> width, x & mask
-        for q in range(SHUFFLE_ROUNDS):
+        left, right = (x & mask, x >> width) if inverse else (x >> width, x & mask)
+        for q in reversed(range(SHUFFLE_ROUNDS)) if inverse else range(SHUFFLE_ROUNDS):
             word = philox4x32((right, SHUFFLE_MARK + q, epoch & MASK, stream), key)[0]
             left, right = right, left ^ word & mask
-        x = left << width | right
+        x = right << width | left if inverse else left << width | right
         if x < n:
             return x
