@@ -17,7 +17,7 @@ from tests.tiebreak.hf_cases import llama, texts, tokenizer
 from tests.tiebreak.parties import PASSPHRASE, Commands, Once
 from tiebreak import api
 from tiebreak.api.signing.keys import new_key
-from tiebreak.api.training import tasks
+from tiebreak.api.training import orders, tasks
 from tiebreak.api.training.reading import open_directory
 from tiebreak.api.training.runs import open_run
 from tiebreak.cli.key import load_key
@@ -109,6 +109,7 @@ def made(once: Once) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(PASSPHRASE_VARIABLE, PASSPHRASE)
         patch.setattr("tiebreak.api.machine.interpreters.qualify", lambda _: None)
+        patch.setattr(orders, "CHECKPOINTS", 10)
         patch.setattr(tasks, "checked", lambda task, *_: replace(capture_task(task), check="full"))
         return once("receipt", make)
 
@@ -117,6 +118,7 @@ def made(once: Once) -> Path:
 def customer(made: Path, command: Commands, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Customer:
     monkeypatch.setenv(PASSPHRASE_VARIABLE, PASSPHRASE)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setattr(orders, "CHECKPOINTS", 10)  # so segments of this short job have several steps, as usual ones do
     return Customer(shutil.copytree(made, tmp_path / "here"), command)
 
 

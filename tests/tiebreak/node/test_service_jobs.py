@@ -14,14 +14,12 @@ from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from threading import Thread
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from openai.types import FileObject, Model
 from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
 from openai.types.fine_tuning.jobs import FineTuningJobCheckpoint
-from starlette.applications import Starlette
 
 from tests.source_tree import ROOT
 from tests.tiebreak.parties import PASSPHRASE, Commands, Once
@@ -49,9 +47,6 @@ ROWS = "".join(
                              {"role": "assistant", "content": f"All of {n}, and anyone can check that."}]}) + "\n"
     for n in range(12)
 )  # fmt: skip
-
-
-NO_INTERFACE: Any = SimpleNamespace(make_app=lambda *_given, **_named: Starlette())
 
 
 @pytest.fixture(autouse=True)
@@ -351,8 +346,6 @@ def test_keys_are_made_limited_and_withdrawn_by_name(tmp_path: Path, command: Co
 def test_second_service_in_a_folder_is_refused(
     service: Service, command: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The interface, which has tests of its own, is not asked."""
-    monkeypatch.setitem(sys.modules, "tiebreak.node.finetuning.app", NO_INTERFACE)
     monkeypatch.setenv(PASSPHRASE_VARIABLE, PASSPHRASE)
     with Folder(service.store.folder, to_write=True) as folder, folder.lock():
         given = ["serve", service.store.folder, "--models", service.models, "--port", free_port()]
@@ -487,8 +480,7 @@ def test_server_ends_by_sigterm_and_leaves_no_process(service: Service) -> None:
 RUN = """
 import sys
 from pathlib import Path
-from tests.tiebreak.node.test_service_jobs import NO_INTERFACE, PASSPHRASE, Service
-sys.modules["tiebreak.node.finetuning.app"] = NO_INTERFACE
+from tests.tiebreak.node.test_service_jobs import PASSPHRASE, Service
 from tiebreak.node.finetuning import process
 from tiebreak.node.log import Log
 own = Service(Path(sys.argv[1]))

@@ -15,7 +15,6 @@ id lies between two neighbours of an index of all rows.
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import Annotated, Any, Final, Self
 
@@ -40,7 +39,6 @@ Nodes = Annotated[tuple[Digest, ...], ListOf(Raw(32), 128)]
 Elements = Annotated[int, Uint(64, 0, MAX_NUMEL)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DataPart(Record):
     """Elements of a tensor, `count` from `first` on, in whole chunks. place, name: of its entry among the data."""
 
@@ -107,7 +105,6 @@ def _chunks(dtype: DType, first: int, count: int) -> range:
     return range(first * dtype.size // CHUNK_BYTES, -(-(first + count) * dtype.size // CHUNK_BYTES) if count else 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DataProof(Record):
     """Parts of a job's data: those of a row, or an entry that lacks a row.
 
