@@ -279,6 +279,7 @@ LIES: dict[Callable[[Shown, Customer], None], str] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
 def test_a_lie_in_what_is_shown_convicts(customer: Customer, lie: Callable[[Shown, Customer], None]) -> None:
     shown = customer.honest
@@ -348,6 +349,7 @@ HOSTILE = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lie", HOSTILE, ids=lambda lie: lie.__name__)
 def test_a_hostile_service_can_do_nothing_else(
     customer: Customer, lie: Callable[[Shown], None], tmp_path: Path

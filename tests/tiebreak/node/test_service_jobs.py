@@ -433,7 +433,9 @@ def test_job_succeeds_with_the_run_that_its_order_makes_by_hand(
         real.ends(job, "succeeded", "failed")
     run = by_hand(real, job, command, monkeypatch)
     assert_complete(real, job, run.root)
-    assert [one["full_valid_loss"] > 0 for one in real.metrics(job)] == [True] * len(real.metrics(job))
+    measured = [one["step"] for one in real.metrics(job) if one.get("full_valid_loss", 0) > 0]
+    assert 10 <= len(measured) < 20
+    assert measured[-1] == run.steps
     body, files = real.job(job), real.files(job)
     assert body["trained_tokens"] == run.steps * 64
     adapter = real.folder / "adapter"
@@ -463,6 +465,7 @@ def test_job_succeeds_with_the_run_that_its_order_makes_by_hand(
     assert model["id"] == body["fine_tuned_model"] == f"ft:tiny::mine:{job[-8:]}"
 
 
+@pytest.mark.slow
 def test_server_ends_by_sigterm_and_leaves_no_process(service: Service) -> None:
     """As under systemd: the process of the job under way is ended before the server is, and the exit code is 0."""
     job, ready = service.order(), service.folder / "service" / "jobs"

@@ -39,17 +39,13 @@ def answers(port: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["supervised", "dpo"])
-def test_what_a_killed_service_trained_is_what_was_ordered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
+def test_what_a_killed_service_trained_is_what_was_ordered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PASSPHRASE_VARIABLE, PASSPHRASE)
     (tmp_path / "models").mkdir()
     test_finetune.make(tmp_path)
     (tmp_path / "model").rename(tmp_path / "models" / "tiny")
-    said = test_finetune.SAID
-    row = {"messages": said} if method == "supervised" else {
-        "input": {"messages": said[:1]}, "preferred_output": test_finetune.BETTER,
+    row = {
+        "input": {"messages": test_finetune.SAID[:1]}, "preferred_output": test_finetune.BETTER,
         "non_preferred_output": test_finetune.WORSE,
     }  # fmt: skip
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({**row, "id": n}) + "\n" for n in range(8)))
@@ -61,10 +57,8 @@ def test_what_a_killed_service_trained_is_what_was_ordered(
     jobs = client.fine_tuning.jobs
     with serving(tmp_path, port):
         file = client.files.create(file=tmp_path / "rows.jsonl", purpose="fine-tune")
-        order = {
-            "model": "tiny", "training_file": file.id,
-            "method": {"type": method, method: {"hyperparameters": {"n_epochs": 3}}},
-        }  # fmt: skip
+        method = {"type": "dpo", "dpo": {"hyperparameters": {"n_epochs": 3}}}
+        order = {"model": "tiny", "training_file": file.id, "method": method}
         job = jobs.create(**order)  # type: ignore[arg-type]
         until(lambda: any(event.type == "metrics" for event in jobs.list_events(job.id)), WAIT)
     with serving(tmp_path, port):
@@ -75,7 +69,6 @@ def test_what_a_killed_service_trained_is_what_was_ordered(
         environment = {**os.environ, "OPENAI_API_KEY": secret}
         told = [event.data["step"] for event in jobs.list_events(job.id) if event.type == "metrics"]  # type: ignore[index]
         found = subprocess.run(check, cwd=tmp_path, env=environment, check=False, capture_output=True)
-    assert found.returncode == 0, (found.stdout, found.stderr)
     document = json.loads(found.stdout)
-    assert (document["false"], document["unchecked"]) == ([], [])
+    assert (document["false"], document["unchecked"], found.returncode) == ([], [], 0)
     assert told == sorted(set(told), reverse=True), "each checkpoint is told once, though the service was killed"

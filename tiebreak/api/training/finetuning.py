@@ -173,7 +173,7 @@ def _adapted(settings: FineTuning) -> Any:
 
 
 def learnt_from(settings: FineTuning, rows: ReadRows) -> TokenWindows:
-    """What is learnt from rows. Raises `ConfigurationError`."""
+    """Makes windows or pairs of rows, by their form. Raises `ConfigurationError`."""
     return pairs(settings, rows) if rows.is_preference else windows(settings, rows)
 
 

@@ -1,4 +1,4 @@
-"""What an order of fine-tuning, as OpenAI's interface words it, makes of `tiebreak finetune`. Nothing here needs torch.
+"""Orders of fine-tuning in the words of OpenAI's interface, as settings of `tiebreak finetune`. Nothing needs torch.
 
 The same order for the same files gives the same job, on the service's machine and on its customer's.
 """
@@ -19,11 +19,11 @@ RATE: Final = 2e-4
 """The learning rate of multiplier 1."""
 MAX_LENGTH: Final = 1024
 CHECKPOINTS: Final = 100
-"""Of which each is signed, so that a customer replays a small share of the job to believe a checkpoint."""
+"""The least number of checkpoints: each is signed, so a customer replays small shares of a job."""
 MOST: Final = {"n_epochs": 50, "batch_size": 256, "learning_rate_multiplier": 1000, "beta": 1000}
 """The most that each may be; so an order in a stranger's words cannot take all memory."""
 _BYTES_A_TOKEN: Final = 16
-"""So a file that is checked has several windows, whatever the tokenizer."""
+"""The bytes of a file for a token of a window, so that it has several windows, whatever the tokenizer."""
 
 
 def hyperparameters(order: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def hyperparameters(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings_of(order: Mapping[str, Any], model: Path, data: Path, evaluation: Path | None = None) -> FineTuning:
-    """The settings of an order, of which the seed is a part, for these files. Raises `ConfigurationError`."""
+    """The settings of an order, with its seed, for these files. Raises `ConfigurationError`."""
     found, seed = hyperparameters(order), order.get("seed")
     if not isinstance(seed, int):
         raise ConfigurationError(f"expected an order with its seed, which the service names, got {seed}")

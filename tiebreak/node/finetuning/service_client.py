@@ -5,8 +5,9 @@ No redirection is followed, so the key goes to the service's own address alone.
 
 import http.client
 import json
+import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +27,9 @@ MAX_ANSWER_BYTES: Final = 1 << 24
 MAX_BYTES: Final = 1 << 36
 """The most that is downloaded for a job."""
 MAX_FILES: Final = 256
+MAX_WAITS: Final = 100
+"""The number of times that the service may say that it is asked too often."""
+MAX_WAIT_SECONDS: Final = 10.0
 PAGE_BYTES: Final = 1 << 14
 """Each page of events counts for that many bytes more, so that there is an end of pages."""
 NAME: Final = r"(?a:metrics\.csv|(?:adapter|run)(?:/(?!\.)[\w.-]{1,100}){1,2})"
@@ -35,7 +39,7 @@ class ServiceClient:
     """Reads from one service, with one key."""
 
     def __init__(self, url: str, key: str) -> None:
-        self._parts, self._left = urlsplit(url), MAX_BYTES
+        self._parts, self._left, self._waits = urlsplit(url), MAX_BYTES, MAX_WAITS
         if self._parts.scheme not in ("http", "https") or not self._parts.hostname or not key.isascii():
             raise ConfigurationError(f"expected the http(s) URL of a service, and an ASCII key, got {url}")
         self._headers = {"Authorization": f"Bearer {key}"}
@@ -93,8 +97,14 @@ class ServiceClient:
     def _pieces(self, path: str, most: int) -> Iterator[bytes]:
         """The body of an answer. Raises `CannotCheck` if there is none, or if it has more than `most` bytes."""
         try:
-            with closing(HubConnection(self._parts, SECONDS)) as connection:
-                answer = connection.answer("GET", path, headers=self._headers)
+            with ExitStack() as opened:
+                while True:
+                    connection = opened.enter_context(closing(HubConnection(self._parts, SECONDS)))
+                    answer = connection.answer("GET", path, headers=self._headers)
+                    if answer.status != http.client.TOO_MANY_REQUESTS or not self._waits:
+                        break
+                    self._waits -= 1
+                    time.sleep(min(float(answer.headers.get("retry-after", 1)), MAX_WAIT_SECONDS))
                 if answer.status != http.client.OK:
                     raise CannotCheck(f"{path}: expected status 200 of the service, got {answer.status}")
                 while piece := answer.read(PIECE_BYTES):

@@ -1,4 +1,4 @@
-"""What a fine-tuning service knows, in SQLite or PostgreSQL: keys, and the objects of its interface.
+"""All that a fine-tuning service knows, in SQLite or PostgreSQL: keys, and the objects of its interface.
 
 An object is kept as the JSON that its owner reads, beside the columns by which it is found; events and checkpoints are
 objects of their job. Contents of files lie in the service's folder (`ServiceStore.path`).
@@ -42,7 +42,7 @@ _OBJECTS: Final = sql.Table(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyLimits:
-    """What a key may use up: requests a minute, bytes of files, trained tokens in all, and jobs that are not over."""
+    """The most that a key may use up: requests a minute, bytes of files, tokens trained, and jobs that are not over."""
 
     requests: int = 600
     bytes: int = 1 << 33
@@ -50,7 +50,7 @@ class KeyLimits:
     jobs: int = 20
 
     def changed(self, texts: Collection[str]) -> Self:
-        """With limits of other values, each as NAME=NUMBER. Raises `ConfigurationError`."""
+        """These limits with other values, each as NAME=NUMBER. Raises `ConfigurationError`."""
         found, names = asdict(self), [one.name for one in fields(self)]
         for text in texts:
             name, _, number = text.partition("=")
@@ -84,7 +84,7 @@ class ServiceStore:
         self._engine.dispose()
 
     def path(self, file_id: str) -> Path:
-        """Where the content of a file is."""
+        """The path of the content of a file."""
         return self.folder / "files" / file_id
 
     @contextmanager
@@ -95,7 +95,7 @@ class ServiceStore:
     # ------------------------------------------------------------------ keys
 
     def add_key(self, name: str, limits: KeyLimits) -> str:
-        """Makes a key and returns its secret, of which only the hash is kept."""
+        """Makes a key and returns its secret. Only the hash is kept."""
         if self.keys(name):
             raise ConfigurationError(f"expected a new name, got {name!r}, of which there is a key")
         secret = f"sk-{secrets.token_urlsafe(32)}"
