@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import asdict, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,8 @@ def serve(
     TIEBREAK_PASSPHRASE or a prompt. Customers need keys: --new-key and the options below it work while it runs, too.
     Needs the extra `serve`. See docs/service.md.
     """
-    os.umask(0o077)  # what customers upload is for nobody else on this machine
+    # What customers upload is for nobody else on this machine.
+    click.get_current_context().call_on_close(partial(os.umask, os.umask(0o077)))
     # The server's libraries take a second to import, which --help does not wait for.
     stores = import_module("tiebreak.node.finetuning.service_store")
     store, name = stores.ServiceStore(folder, database), limit_key or withdraw_key
