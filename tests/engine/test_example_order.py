@@ -102,6 +102,7 @@ def rows_read(captured: Captured, stride: int) -> dict[tuple[int, int], int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
 def test_the_order_of_a_program_is_what_the_interpreter_reads(name: str, cases: Callable[[int], None]) -> None:
     captured = capture_task(TASKS[name]())

@@ -225,6 +225,7 @@ def changed(proof: DataProof, draw: random.Random) -> DataProof:
     return replace(proof, **draw.choice(whole))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [

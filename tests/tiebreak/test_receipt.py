@@ -125,6 +125,7 @@ def customer(made: Path, command: Commands, monkeypatch: pytest.MonkeyPatch, tmp
 # ------------------------------------------------------------------ an honest service
 
 
+@pytest.mark.slow
 def test_a_whole_receipt_of_an_honest_service(customer: Customer, tmp_path: Path) -> None:
     shown = customer.honest
     found = customer.check(shown, "--output", tmp_path / "receipt", "--seed", "mine", full=True)
@@ -139,12 +140,14 @@ def test_a_whole_receipt_of_an_honest_service(customer: Customer, tmp_path: Path
     assert set(files) == {*shown.files, "job.json", "events.jsonl"}
 
 
+@pytest.mark.slow
 def test_what_needs_neither_torch_nor_files_is_checked_without_them(customer: Customer) -> None:
     found = customer.check(customer.honest, code=3)
     assert found["unchecked"] == ["expected --base and --data, to compare the job with the order, got not both"]
     assert len(found["checked"]) == 5
 
 
+@pytest.mark.slow
 def test_a_stranger_checks_the_published_folder(customer: Customer, tmp_path: Path) -> None:
     customer.check(customer.honest, "--output", tmp_path / "receipt", code=3)
     told, _ = customer.command.printed("receipt", "check", "--folder", tmp_path / "receipt", code=3)
@@ -153,6 +156,7 @@ def test_a_stranger_checks_the_published_folder(customer: Customer, tmp_path: Pa
     customer.command.printed("receipt", "check", "--folder", tmp_path / "receipt", code=2)
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_unchecked_and_convicts_nobody(customer: Customer) -> None:
     for name in customer.honest.files:
         shown = customer.honest
@@ -287,6 +291,7 @@ def test_a_lie_in_what_is_shown_convicts(customer: Customer, lie: Callable[[Show
     assert LIES[lie] in customer.convicts(shown)
 
 
+@pytest.mark.slow
 def test_another_trainers_certificate_convicts(customer: Customer) -> None:
     shown = customer.honest
     with serving(shown) as url:
@@ -365,6 +370,7 @@ def test_a_hostile_service_can_do_nothing_else(
     assert all(path.is_relative_to(tmp_path / "o") for path in {*tmp_path.rglob("*")} - before)
 
 
+@pytest.mark.slow
 def test_a_service_that_is_away_or_knows_no_key_is_unchecked(
     customer: Customer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -381,6 +387,7 @@ def test_a_service_that_is_away_or_knows_no_key_is_unchecked(
     )
 
 
+@pytest.mark.slow
 def test_without_the_extra_the_rest_is_checked(customer: Customer, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise ModuleNotFoundError(name=name)

@@ -144,6 +144,7 @@ def test_turns_go_to_the_key_with_the_fewest_jobs_then_the_longest_unserved() ->
     assert next_job(jobs, {"a": 5}, {"a": 9}) == 2, "what was under way when the service died goes on first"
 
 
+@pytest.mark.slow
 def test_one_key_with_many_jobs_does_not_keep_another_waiting(service: Service) -> None:
     many = [service.order(owner="many") for _ in range(4)]
     one = service.order(owner="one")
@@ -169,6 +170,7 @@ def test_errors_of_finetune_fail_the_job_in_words_without_paths(service: Service
     FineTuningJob.model_validate(service.job(job), strict=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "how"),
     [
@@ -189,6 +191,7 @@ def test_processes_that_die_are_started_again_until_they_make_no_progress(
     assert "secret" not in json.dumps(service.of(job, "event"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
     [
@@ -234,6 +237,7 @@ def test_missing_models_and_files_fail_the_job_and_name_the_parameter(service: S
             assert str(service.folder) not in error["message"]
 
 
+@pytest.mark.slow
 def test_damaged_run_folder_fails_its_job_alone(service: Service) -> None:
     job, other = service.order(owner="a"), service.order(owner="b")
     code = "(folder / 'run').mkdir()\n(folder / 'run' / 'finetune.json').touch()\n(folder / 'run' / 'job.bin').touch()"
@@ -244,6 +248,7 @@ def test_damaged_run_folder_fails_its_job_alone(service: Service) -> None:
             assert str(service.folder) not in error["message"]
 
 
+@pytest.mark.slow
 def test_cancelled_and_paused_jobs_end_their_process(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "GRACE_SECONDS", 0.2)
     job, deaf = service.order(), service.order()
@@ -269,6 +274,7 @@ def test_cancelled_and_paused_jobs_end_their_process(service: Service, monkeypat
     assert service.of(job, "event")[-1]["level"] == "info", "an interruption is no failure"
 
 
+@pytest.mark.slow
 def test_what_a_process_complains_of_takes_little_room(service: Service) -> None:
     job, log = service.order(), service.folder / "service" / "jobs"
     with service.running(*stand_in(f"while True: sys.stderr.write('x' * {MAX_LOG_BYTES // 4}), time.sleep(0.001)")):
@@ -282,6 +288,7 @@ def test_what_a_process_complains_of_takes_little_room(service: Service) -> None
     assert any(after < before for before, after in pairwise(sizes))
 
 
+@pytest.mark.slow
 def test_stopped_service_leaves_its_jobs_to_the_next_one(service: Service) -> None:
     job, later = service.order(), service.order()
     with service.running(*stand_in("time.sleep(1000)")):
@@ -296,6 +303,7 @@ def test_stopped_service_leaves_its_jobs_to_the_next_one(service: Service) -> No
     assert len(service.of(job, "event")) == 2, "it has begun once"
 
 
+@pytest.mark.slow
 def test_process_of_a_killed_service_is_waited_for(service: Service) -> None:
     """Two processes in one folder would take each other's files away."""
     job = service.order()
@@ -343,6 +351,7 @@ def test_keys_are_made_limited_and_withdrawn_by_name(tmp_path: Path, command: Co
     assert "expected --models" in command.error("serve", folder)
 
 
+@pytest.mark.slow
 def test_second_service_in_a_folder_is_refused(
     service: Service, command: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
