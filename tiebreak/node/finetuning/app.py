@@ -267,7 +267,8 @@ def _job(key: AccessKey, order: Mapping[str, Any]) -> Json:
     given = (method.get(kind) or {}).get("hyperparameters") or {}
     return {
         "object": JOB, "model": order["model"], "status": "queued", "training_file": order["training_file"],
-        "validation_file": order.get("validation_file"), "hyperparameters": found,
+        "validation_file": order.get("validation_file"),
+        "hyperparameters": {name: value for name, value in found.items() if name != "beta"},
         "method": {"type": kind, kind: {"hyperparameters": given | found}},
         "seed": secrets.randbelow(1 << 31) if seed is None else seed, "organization_id": key.id,
         "user_provided_suffix": order.get("suffix"), "metadata": order.get("metadata"), "integrations": [],
