@@ -549,7 +549,7 @@ def killed_at(service: Service, moments: int, seed: int) -> str:
     return job
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_service_goes_on_to_the_same_root_and_says_nothing_twice(
     real: Service, command: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
