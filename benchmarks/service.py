@@ -43,7 +43,11 @@ class ApiClient:
         head = f"{line} HTTP/1.1\r\nHost: s\r\nAuthorization: Bearer {self._key}\r\nContent-Length: {len(body)}\r\n"
         start = time.perf_counter()
         writer.write(f"{head}Content-Type: {kind}\r\n\r\n{body}".encode())
-        found = await reader.readuntil(b"\r\n\r\n")
+        try:
+            found = await reader.readuntil(b"\r\n\r\n")
+        except (asyncio.IncompleteReadError, ConnectionError):  # it was idle for longer than the server waits
+            self._streams = None
+            return await self.ask(line, body, kind)
         size = next(int(one.split(b":")[1]) for one in found.lower().splitlines() if one.startswith(b"content-length"))
         answer = await reader.readexactly(size)
         assert b" 200 " in found.splitlines()[0], (found, answer)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-BUDGETS: Final = {"core": 45_490, "lab": 8_600, "benchmarks": 3_575, "tests": 53_850}
+BUDGETS: Final = {"core": 45_490, "lab": 8_600, "benchmarks": 3_580, "tests": 53_850}
 AREAS: Final = {"tiebreak/lab/": "lab", "tiebreak/": "core", "benchmarks/": "benchmarks", "tests/": "tests"}
 """Beginning of a path -> its area; the first that fits counts."""
 PLANNED: Final = {
