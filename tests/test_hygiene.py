@@ -227,6 +227,7 @@ def test_no_module_uses_pickle_eval_or_unsafe_loading(cases: Callable[[], None])
         cases()
 
 
+@pytest.mark.slow
 def test_no_process_unpickles_what_another_one_sends(cases: Callable[[], None]) -> None:
     """They exchange bytes. Ray has a wire of its own, and `tiebreak.api.auditing.cluster` says whom that trusts."""
     for name, path in package_modules().items():

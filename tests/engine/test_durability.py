@@ -178,6 +178,7 @@ def is_resumable(committed: list[StepRecord]) -> Check:
     return check
 
 
+@pytest.mark.slow
 def test_a_power_cut_loses_no_acknowledged_checkpoint(
     new_run: NewRun, committed: list[StepRecord], tmp_path: Path, cases: CaseCounter
 ) -> None:

@@ -246,6 +246,7 @@ def test_only_tokens_marked_by_the_chat_template_are_learnt(here: Path) -> None:
     assert own.decode(text.ids[:4].flatten()).startswith("All of them.<eos>All")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -440,6 +441,7 @@ def test_code_in_the_folder_of_a_model_is_never_run(here: Path, monkeypatch: pyt
     assert not ran.exists()
 
 
+@pytest.mark.slow
 def test_invalid_finetuning_settings_are_refused(here: Path, command: Commands) -> None:
     (here / "empty").mkdir()
     given = ["--data", here / "chat.jsonl", "-o", here / "out"]
