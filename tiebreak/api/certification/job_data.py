@@ -71,7 +71,7 @@ class JobData:
         return row
 
     def prove(self, row: int) -> DataProof:
-        """The opening of a row."""
+        """Opens a row under the data root: its elements in each entry, with the digests that lead to the root."""
         parts = (self._opened(name, at + row * stride, count) for name, (at, stride, count) in self.elements.items())
         return DataProof.of(self._ids, *parts)
 

@@ -3,14 +3,12 @@
 The same order for the same files gives the same job, on the service's machine and on its customer's.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from tiebreak.api.training.rows import is_preference
-from tiebreak.api.training.settings import MAX_FILE_BYTES, FineTuning, positions
-from tiebreak.engine.data.disk import read_file
+from tiebreak.api.training.settings import FineTuning, positions
 from tiebreak.protocol.errors import ConfigurationError
 
 AUTO: Final = {"n_epochs": 3, "batch_size": 1, "learning_rate_multiplier": 1.0, "beta": 0.1}
@@ -46,7 +44,7 @@ def settings_of(order: Mapping[str, Any], model: Path, data: Path, evaluation: P
             raise ConfigurationError(f"expected a number up to {MOST[name]} for {name}, got {str(value)[:80]!r}")
     if is_preference(data) != (wanted := "beta" in found):
         raise ConfigurationError(f"training_file: expected rows {'' if wanted else 'not '}of preferences, got others")
-    most = positions(json.loads(read_file(model / "config.json", MAX_FILE_BYTES))) or MAX_LENGTH
+    most = positions(model) or MAX_LENGTH
     length = min(MAX_LENGTH, most, max(8, 1 << (data.stat().st_size // _BYTES_A_TOKEN).bit_length() - 1))
     return FineTuning(
         model=model, data=data, evaluation=evaluation, epochs=float(found["n_epochs"]), batch=found["batch_size"],

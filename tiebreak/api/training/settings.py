@@ -48,16 +48,14 @@ class FineTuning:
 
         Raises `ConfigurationError` for the first invalid setting.
         """
-        if not (config := self.model / "config.json").is_file():
+        if not (self.model / "config.json").is_file():
             raise ConfigurationError(
                 f"expected a folder with a model's config.json, got {self.model}; download the model first "
                 "(`hf download NAME --local-dir FOLDER`)"
             )
         if self.epochs is not None and self.steps is not None:
             raise ConfigurationError(f"expected --epochs or --steps, got both: {self.epochs:g} and {self.steps}")
-        most = 0
-        with own_file(), suppress(ValueError, TypeError, AttributeError):  # transformers says what is wrong with it
-            most = positions(json.loads(read_file(config, MAX_FILE_BYTES)))
+        most = positions(self.model)
         if 0 < most < self.length:
             raise ConfigurationError(
                 f"expected a length of at most {most} tokens, the positions of {self.model}, got {self.length}"
@@ -85,11 +83,15 @@ class Prepared(NamedTuple):
     evaluation: rows.ReadRows | None
 
 
-def positions(config: dict[str, Any]) -> int:
+def positions(model: Path) -> int:
     """The number of tokens that a model has positions for, longer by what its configuration stretches; 0: no limit."""
-    config = config.get("text_config") or config
-    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    return int((config.get("max_position_embeddings") or config.get("n_positions") or 0) * (scaling.get("factor") or 1))
+    with own_file(), suppress(ValueError, TypeError, AttributeError):  # transformers says what is wrong with it
+        config = json.loads(read_file(model / "config.json", MAX_FILE_BYTES))
+        config = config.get("text_config") or config
+        scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+        count = config.get("max_position_embeddings") or config.get("n_positions") or 0
+        return int(count * (scaling.get("factor") or 1))
+    return 0
 
 
 def check_unchanged(path: Path, settings: Mapping[str, object]) -> None:

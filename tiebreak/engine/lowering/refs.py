@@ -59,7 +59,7 @@ class Ref:
         )
 
     def append_dims(self, count: int) -> "Ref":
-        """Appends dims of size 1."""
+        """The same elements in a shape with `count` more dims of size 1 at its end."""
         return replace(self, shape=(*self.shape, *(1,) * count), strides=(*self.strides, *(0,) * count))
 
     def squeeze(self, dims: Sequence[int]) -> "Ref":

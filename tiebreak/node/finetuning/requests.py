@@ -48,7 +48,7 @@ class ApiError(Exception):
         self.error = {"message": message, "type": kind, "param": param, "code": code}
 
     def response(self) -> Response:
-        """The answer that carries it."""
+        """The HTTP answer with this error, in the shape of OpenAI's."""
         return JSONResponse({"error": self.error}, self.status, self.headers)
 
 

@@ -73,9 +73,8 @@ AccumulatorBytes = Annotated[bytes, Data(MAX_ACCUMULATOR_BYTES)]
 
 
 class MoveRecord(Record):
-    """Base class of moves."""
+    """Base class of moves: `kind` in the header of a class is the number that its messages carry."""
 
-    __slots__ = ()
     KIND: ClassVar[Phase]
     """The phase in which it is legal; OVER: in all."""
 

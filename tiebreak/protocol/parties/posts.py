@@ -67,7 +67,6 @@ class PostKind(IntEnum):
 class Body(Record):
     """Base class of what posts carry."""
 
-    __slots__ = ()
     KIND: ClassVar[PostKind]
 
 

@@ -90,7 +90,6 @@ def subject_of(record: Record) -> tuple[Digest | None, Digest | None]:
 class Transaction(Record):
     """A transaction of a party, whose fields give its ABI call, its gas limit and its words in a log."""
 
-    __slots__ = ()
     FUNCTION: ClassVar[str]
     """The name of the Solidity function that it calls: the class's own, unless it says otherwise."""
     GAS: ClassVar[int]
@@ -208,8 +207,6 @@ class OnSeats(Transaction):
 
     Their gas allows for an account's first credit or a first slot, and `SealRoot`'s for 31 empty slots drawn before.
     """
-
-    __slots__ = ()
 
 
 class JoinPool(OnSeats, gas=69_441, words="joins the pool of auditors"):
