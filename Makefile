@@ -50,7 +50,7 @@ test: setup ## Everything once, in minutes on two cores, with floors on how many
 	$(PYTEST) --full
 
 test-all: setup ## The tests that `make test` and `make anvil` leave out, in less than half an hour
-	$(BIN)/python -m pytest -n $(SLOW_WORKERS) --dist worksteal -m slow -k "not anvil" --full
+	$(BIN)/python -m pytest -n $(SLOW_WORKERS) --dist worksteal -m "slow and not nightly" -k "not anvil" --full
 
 models: setup ## GPT-2 124M and ResNet-50 at full size: train, audit, referee (minutes; 16 GB of memory)
 	$(BIN)/python -m pytest -n0 tests/engine/models/full_size.py

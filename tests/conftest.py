@@ -256,7 +256,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Each of xdist's workers gets a piece of the list. In the order of the folders, the last ones would wait at the end,
     when nothing is left to compute meanwhile.
     """
-    if config.option.markexpr != "slow":
+    if config.option.markexpr != "slow and not nightly":
         return
     hands: tuple[list[pytest.Item], list[pytest.Item]] = ([], [])
     others = []
@@ -284,7 +284,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     gc.disable()
     if not hasattr(config, "workerinput"):
-        part = "slow" if config.option.markexpr == "slow" else "fast"
+        part = "slow" if config.option.markexpr == "slow and not nightly" else "fast"
         config.pluginmanager.register(Ledger(part if config.getoption("--full") else None), "ledger")
 
 

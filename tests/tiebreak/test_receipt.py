@@ -33,6 +33,8 @@ from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.records import state_tree
 from tiebreak.protocol.tags import Digest
 
+pytestmark = pytest.mark.slow
+
 ORDER: Json = {
     "model": "tiny", "training_file": "file-1", "seed": 5, "suffix": "mine",
     "hyperparameters": {"n_epochs": 4, "batch_size": 1, "learning_rate_multiplier": 50},
@@ -125,7 +127,6 @@ def customer(made: Path, command: Commands, monkeypatch: pytest.MonkeyPatch, tmp
 # ------------------------------------------------------------------ an honest service
 
 
-@pytest.mark.slow
 def test_a_whole_receipt_of_an_honest_service(customer: Customer, tmp_path: Path) -> None:
     shown = customer.honest
     found = customer.check(shown, "--output", tmp_path / "receipt", "--seed", "mine", full=True)
@@ -140,14 +141,12 @@ def test_a_whole_receipt_of_an_honest_service(customer: Customer, tmp_path: Path
     assert set(files) == {*shown.files, "job.json", "events.jsonl"}
 
 
-@pytest.mark.slow
 def test_what_needs_neither_torch_nor_files_is_checked_without_them(customer: Customer) -> None:
     found = customer.check(customer.honest, code=3)
     assert found["unchecked"] == ["expected --base and --data, to compare the job with the order, got not both"]
     assert len(found["checked"]) == 5
 
 
-@pytest.mark.slow
 def test_a_stranger_checks_the_published_folder(customer: Customer, tmp_path: Path) -> None:
     customer.check(customer.honest, "--output", tmp_path / "receipt", code=3)
     told, _ = customer.command.printed("receipt", "check", "--folder", tmp_path / "receipt", code=3)
@@ -156,7 +155,6 @@ def test_a_stranger_checks_the_published_folder(customer: Customer, tmp_path: Pa
     customer.command.printed("receipt", "check", "--folder", tmp_path / "receipt", code=2)
 
 
-@pytest.mark.slow
 def test_what_is_missing_is_unchecked_and_convicts_nobody(customer: Customer) -> None:
     for name in customer.honest.files:
         shown = customer.honest
@@ -171,7 +169,6 @@ def test_what_is_missing_is_unchecked_and_convicts_nobody(customer: Customer) ->
     assert "0 of 11 checkpoints have an event" in customer.check(shown, code=3)["notes"][1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("threads", [2, 3])
 def test_an_honest_service_with_other_threads_is_not_accused(customer: Customer, threads: int) -> None:
     write(customer.here / "chat.jsonl", conversations())
@@ -283,7 +280,6 @@ LIES: dict[Callable[[Shown, Customer], None], str] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
 def test_a_lie_in_what_is_shown_convicts(customer: Customer, lie: Callable[[Shown, Customer], None]) -> None:
     shown = customer.honest
@@ -291,7 +287,6 @@ def test_a_lie_in_what_is_shown_convicts(customer: Customer, lie: Callable[[Show
     assert LIES[lie] in customer.convicts(shown)
 
 
-@pytest.mark.slow
 def test_another_trainers_certificate_convicts(customer: Customer) -> None:
     shown = customer.honest
     with serving(shown) as url:
@@ -354,7 +349,6 @@ HOSTILE = (
 )  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("lie", HOSTILE, ids=lambda lie: lie.__name__)
 def test_a_hostile_service_can_do_nothing_else(
     customer: Customer, lie: Callable[[Shown], None], tmp_path: Path
@@ -370,7 +364,6 @@ def test_a_hostile_service_can_do_nothing_else(
     assert all(path.is_relative_to(tmp_path / "o") for path in {*tmp_path.rglob("*")} - before)
 
 
-@pytest.mark.slow
 def test_a_service_that_is_away_or_knows_no_key_is_unchecked(
     customer: Customer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -387,7 +380,6 @@ def test_a_service_that_is_away_or_knows_no_key_is_unchecked(
     )
 
 
-@pytest.mark.slow
 def test_without_the_extra_the_rest_is_checked(customer: Customer, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise ModuleNotFoundError(name=name)
@@ -398,7 +390,6 @@ def test_without_the_extra_the_rest_is_checked(customer: Customer, monkeypatch: 
     assert found["unchecked"] == ["peft is not installed: pip install 'tiebreak[finetune]'"]
 
 
-@pytest.mark.slow
 def test_other_versions_of_libraries_convict_nobody(customer: Customer, monkeypatch: pytest.MonkeyPatch) -> None:
     write(customer.here / "chat.jsonl", rows()[::-1])
     with monkeypatch.context() as patch:
@@ -441,7 +432,6 @@ CHEATS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", CHEATS)
 def test_training_something_else_convicts(customer: Customer, name: str) -> None:
     changes, root = CHEATS[name]
@@ -452,7 +442,6 @@ def test_training_something_else_convicts(customer: Customer, name: str) -> None
     assert root in said
 
 
-@pytest.mark.slow
 def test_a_bill_for_more_tokens_or_another_template_convicts(customer: Customer) -> None:
     shown = customer.honest
     shown.job["trained_tokens"] += 1
@@ -467,7 +456,6 @@ def test_a_bill_for_more_tokens_or_another_template_convicts(customer: Customer)
     assert "adapter/chat_template.jinja: expected what the order makes of the base" in said, "though it was signed"
 
 
-@pytest.mark.slow
 def test_the_adapter_of_another_job_convicts(customer: Customer) -> None:
     other = customer.trained("other", seed=6)
     shown = customer.honest
@@ -480,7 +468,6 @@ def test_the_adapter_of_another_job_convicts(customer: Customer) -> None:
     assert "another job than the order's was trained" in customer.convicts(other, full=True)
 
 
-@pytest.mark.slow
 def test_a_checkpoint_sold_as_the_end_convicts(customer: Customer) -> None:
     out = customer.here / "out"
     honest = open_run(out / "run")
@@ -520,7 +507,6 @@ def forge(customer: Customer, first: int, *, last: int) -> Shown:
     return show(ORDER, out, customer.key)
 
 
-@pytest.mark.slow
 def test_one_false_segment_is_found_by_replaying_it(customer: Customer) -> None:
     shown = forge(customer, 6, last=6)
     root = open_directory(customer.here / "forged" / "run").root()
@@ -534,7 +520,6 @@ def test_one_false_segment_is_found_by_replaying_it(customer: Customer) -> None:
     assert share == pytest.approx(detection_probability(SEGMENTS, 2, 1), abs=0.12)
 
 
-@pytest.mark.slow
 def test_a_run_that_nobody_computed_is_found_by_any_segment(customer: Customer) -> None:
     shown = forge(customer, 1, last=SEGMENTS)
     for seed in range(2):
@@ -543,7 +528,6 @@ def test_a_run_that_nobody_computed_is_found_by_any_segment(customer: Customer) 
     assert detection_probability(200, 10, 100) > 0.999, "5 % of the segments, when half of them are false"
 
 
-@pytest.mark.slow
 def test_a_made_up_loss_between_checkpoints_is_found_by_its_replay(customer: Customer) -> None:
     shown = customer.honest
     lines = shown.files["metrics.csv"].decode().splitlines()
@@ -551,7 +535,6 @@ def test_a_made_up_loss_between_checkpoints_is_found_by_its_replay(customer: Cus
     assert "metrics.csv, step 5: expected the loss" in customer.convicts(shown, "--replay", SEGMENTS, full=True)
 
 
-@pytest.mark.slow
 def test_a_false_state_is_passed_over_and_a_link_is_refused(customer: Customer, tmp_path: Path) -> None:
     shown = customer.honest
     for name in [name for name in shown.files if "checkpoints" in name]:

@@ -17,6 +17,8 @@ from tests.tiebreak.parties import PASSPHRASE
 from tests.waiting import free_port, until
 from tiebreak.cli.key import PASSPHRASE_VARIABLE
 
+pytestmark = pytest.mark.slow
+
 TIEBREAK = [sys.executable, "-m", "tiebreak"]
 WAIT = 600
 
@@ -38,7 +40,6 @@ def answers(port: int) -> bool:
         return False
 
 
-@pytest.mark.slow
 def test_what_a_killed_service_trained_is_what_was_ordered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PASSPHRASE_VARIABLE, PASSPHRASE)
     (tmp_path / "models").mkdir()
