@@ -44,12 +44,14 @@ class TokenWindows:
     """The windows in which something is learnt, int64 [windows, length] each, and sentences about the data.
 
     Of preferences int64 [pairs, 2, length]: the better answer first. loss: of a model, `input_ids` and `labels`.
+    score: of the same, (rows, 2): the loss of each row, and the number of tokens (or the one pair) that it is a sum of.
     """
 
     ids: Tensor
     labels: Tensor
     lines: list[str]
     loss: Callable[..., Any]
+    score: Callable[..., Tensor]
 
 
 def finetune(
@@ -181,20 +183,34 @@ def _loss(model: Any, input_ids: Tensor, labels: Tensor) -> Any:
     return model(input_ids=input_ids, labels=labels, use_cache=False).loss
 
 
-def _preference_loss(beta: float, model: Any, input_ids: Tensor, labels: Tensor) -> Tensor:
-    """The loss of direct preference optimization, mean over the pairs."""
-    ids, wanted = input_ids.flatten(0, 1), labels.flatten(0, 1)[:, 1:]
+def predicted(model: Any, input_ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The logits of a model, f32 (rows, vocabulary, length - 1), and the tokens that they should tell."""
+    return model(input_ids=input_ids[:, :-1], use_cache=False).logits.float().transpose(1, 2), labels[:, 1:]
 
-    def surprise() -> Tensor:
-        """Minus the log-probability of what each answer says."""
-        logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float().transpose(1, 2)
-        return F.cross_entropy(logits, wanted, ignore_index=IGNORED, reduction="none").sum(1)
 
-    own = surprise()
+def surprise(logits: Tensor, wanted: Tensor) -> Tensor:
+    """Minus the log-probability of what each row should tell, f32 (rows,). Takes what `predicted` gives."""
+    return F.cross_entropy(logits, wanted, ignore_index=IGNORED, reduction="none").sum(1)
+
+
+def _window_score(model: Any, input_ids: Tensor, labels: Tensor) -> Tensor:
+    logits, wanted = predicted(model, input_ids, labels)
+    return torch.stack([surprise(logits, wanted), (wanted != IGNORED).sum(1).float()], 1)
+
+
+def _preference_score(beta: float, model: Any, input_ids: Tensor, labels: Tensor) -> Tensor:
+    """The loss of direct preference optimization for each pair, and 1."""
+    given = input_ids.flatten(0, 1), labels.flatten(0, 1)
+    own = surprise(*predicted(model, *given))
     with torch.no_grad(), model.disable_adapter():
-        reference = surprise()
+        reference = surprise(*predicted(model, *given))
     better, worse = (reference - own).reshape(-1, 2).unbind(1)
-    return -F.logsigmoid(beta * (better - worse)).mean()
+    lost = -F.logsigmoid(beta * (better - worse))
+    return torch.stack([lost, torch.ones_like(lost)], 1)
+
+
+def _preference_loss(beta: float, model: Any, input_ids: Tensor, labels: Tensor) -> Tensor:
+    return _preference_score(beta, model, input_ids, labels)[:, 0].mean()
 
 
 def _evaluation(found: TokenWindows, batch: int, device: str) -> Callable[[nn.Module], dict[str, float]]:
@@ -202,12 +218,11 @@ def _evaluation(found: TokenWindows, batch: int, device: str) -> Callable[[nn.Mo
 
     @torch.no_grad()
     def evaluate(model: nn.Module) -> dict[str, float]:
-        total, count = 0.0, 0
-        for at in range(0, len(found.ids), batch):
-            ids, labels = found.ids[at : at + batch], found.labels[at : at + batch]
-            size = len(ids) if ids.dim() == 3 else int((labels[:, 1:] != IGNORED).sum())
-            total += size * found.loss(model.to(device), ids.to(device), labels.to(device)).item()
-            count += size
+        pairs = zip(found.ids.split(batch), found.labels.split(batch), strict=True)
+        scores = [
+            found.score(model.to(device), ids.to(device), labels.to(device)).double().sum(0) for ids, labels in pairs
+        ]
+        total, count = torch.stack(scores).sum(0).tolist()
         return {LOSS: total / count}
 
     return evaluate
@@ -236,7 +251,10 @@ def pairs(settings: FineTuning, rows: ReadRows) -> TokenWindows:
         f"{len(rows.examples):,} pairs of answers, {total:,} tokens; {len(kept):,} are learnt, filled to {width:,}",
         f"{cuts:,} answers are cut; {len(rows.examples) - len(kept):,} pairs of which one would have nothing left",
     ]
-    return TokenWindows(ids=ids, labels=labels, lines=lines, loss=partial(_preference_loss, settings.beta))
+    return TokenWindows(
+        ids=ids, labels=labels, lines=lines, loss=partial(_preference_loss, settings.beta),
+        score=partial(_preference_score, settings.beta),
+    )  # fmt: skip
 
 
 def windows(settings: FineTuning, rows: ReadRows) -> TokenWindows:
@@ -270,7 +288,7 @@ def windows(settings: FineTuning, rows: ReadRows) -> TokenWindows:
     ]
     lines = [*lines[:2], *([] if is_marked else lines[2:3]), *(lines[3:] if unused else [])]
     labels = ids.masked_fill(~mask, IGNORED)
-    return TokenWindows(ids=ids[kept], labels=labels[kept], lines=lines, loss=_loss)
+    return TokenWindows(ids=ids[kept], labels=labels[kept], lines=lines, loss=_loss, score=_window_score)
 
 
 def _tokenized(settings: FineTuning, examples: Sequence[Example]) -> Iterator[tuple[Tokens, set[str]]]:

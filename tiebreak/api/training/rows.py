@@ -64,7 +64,7 @@ class ReadRows(NamedTuple):
 def read(path: Path) -> ReadRows:
     """Reads a file or folder. Raises `ConfigurationError` with file and line for a row of another form."""
     found = ReadRows(path, [])
-    for where, row in _rows(path):
+    for where, row in rows_of(path):
         found.examples.append(_read(where, row))
         _require((found.examples[-1].rejected is not None) == found.is_preference, where, ALIKE, ", ".join(row))
     return found
@@ -72,7 +72,7 @@ def read(path: Path) -> ReadRows:
 
 def is_preference(path: Path) -> bool:
     """Tells whether the first row of a file or folder says which of two completions is better."""
-    return any(_read(where, row).rejected is not None for where, row in islice(_rows(path), 1))
+    return any(_read(where, row).rejected is not None for where, row in islice(rows_of(path), 1))
 
 
 def faults(path: Path) -> list[str]:
@@ -108,7 +108,8 @@ def digest(path: Path) -> str:
         return file_digest(file, "sha256").hexdigest()
 
 
-def _rows(path: Path) -> Iterator[tuple[str, Any]]:
+def rows_of(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yields the rows of a file or folder as they are, each with its place for messages."""
     is_arrow = path.suffix == ".parquet" or any((path / n).is_file() for n in ("state.json", "dataset_dict.json"))
     if is_arrow or (path.suffix == ".json" and path.read_bytes().lstrip().startswith(b"[")):
         found = map(_without_none, _of_arrow(path)) if is_arrow else _parsed(str(path), path.read_bytes())
@@ -117,7 +118,7 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
         files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
         _require(bool(files), str(path), f"a folder of `datasets` or files {', '.join(SUFFIXES)}", "none")
         for file in files:
-            yield from _rows(file)
+            yield from rows_of(file)
     else:
         with own_file():
             numbered = ((f"{path}, line {number}", line) for number, line in enumerate(lines(path), 1))

@@ -87,7 +87,7 @@ def _require_memory(task: Task, part: Task, step: Cost | None = None) -> None:
     values = 0
     if step is not None:
         live, values = max(new, step.live_bytes), max(0, step.passing_bytes - gradients)
-    wide = 2 * (first + gradients + values + 3 * max(trained))
+    wide = 2 * (first + gradients + values + 3 * max(trained, default=0))
     engine = max(gradients + live, new + 3 * gradients + values)
     copied = [tensor for tensor in tensors if part is not task or tensor.dtype != torch.float32]
     check = sum(4 * tensor.numel() for tensor in copied) + max(engine, 3 * gradients + wide)

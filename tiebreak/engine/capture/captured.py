@@ -126,7 +126,7 @@ def capture_in_place(
         ) from error
     data = {name: stored(array) for name, array in task.data.items()} | constants.data
     data |= {"seed": torch.tensor(task.seed), "learning_rate": task.learning_rates()}
-    data |= {} if isinstance(task.optimizer, TorchOptimizers) else tables(task.optimizer, task.steps)
+    data |= {} if isinstance(task.optimizer, TorchOptimizers | None) else tables(task.optimizer, task.steps)
     data = {name: data[name].contiguous() for name in program.data_spec()}
     traced = sum(value < b.traced for value in b.indices)
     return Captured(program, state, data, tuple(phase.placed(b.indices) for phase in phases), traced)
@@ -162,10 +162,12 @@ def _update(
 ) -> Update:  # fmt: skip
     """Emits the update of a phase. recordings: those of torch's own optimizers so far, by prefix."""
     b, o = constants.builder, phase.optimizer
+    parameters = {name: entries.now[name] for name, _ in phase.model.named_parameters()}
+    if o is None:
+        return Update(parameters=parameters)
     rates = b.data("learning_rate", DType.F32, (phase.steps,))
     b.origin = "schedule"
     rate = b.rows(rates, b.step())
-    parameters = {name: entries.now[name] for name, _ in phase.model.named_parameters()}
     if phase.clip is not None:
         gradients = entries.rounded(clipped(b, phase.clip, gradients))
     if isinstance(o, TorchOptimizers):  # whose state has dtypes of its own

@@ -204,7 +204,7 @@ class EagerComparison:
             ours.state = {name: tensor for name, tensor in ours.state.items() if not name.startswith(OPTIMIZER)}
         # (17) Each optimizer updates the parameters of its phases, in turn.
         turns = dict[str, list[int]]()
-        for place, phase in enumerate(task.phases):
+        for place, phase in enumerate(task.phases if task.optimizer else ()):
             turns.setdefault(getattr(phase.optimizer, "prefix", ""), []).append(place)
         updated = ((task.phases[own[0]], [f for f in found if f.phase in own]) for own in turns.values())
         wrong = next(filter(None, (wrong_update(phase, results, self.device) for phase, results in updated)), None)
@@ -373,7 +373,8 @@ class EagerComparison:
                 with exchanged(step, own):
                     losses.append(step(*batch) / divisor)
                     count = len(collected)
-                    losses[-1].backward()
+                    if losses[-1].requires_grad:
+                        losses[-1].backward()
                     del collected[count:]  # a checkpointed part has called its modules again
                 own |= {MODEL + name: t.detach() for name, t in step.assigned.items()}
         draws.check_all_drawn()

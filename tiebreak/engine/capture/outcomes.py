@@ -220,6 +220,7 @@ def _torchs(
     if isinstance(o, TorchOptimizers):
         yield from o.copies({parameters[name]: p for name, p in own.items()}, task.schedule)
         return
+    assert o is not None  # who learns nothing is not compared
     settings = {name: settings_of(o, name) for name in own}
     optimizer = torchs(o, [{"params": [p], "weight_decay": settings[n][1]} for n, p in own.items()])
     for rate, _ in steps:

@@ -81,7 +81,7 @@ class Slice:
         given: Any = task.optimizer
         if isinstance(given, TorchOptimizers):
             given = given.over([*model.parameters()])
-        else:
+        elif given is not None:
             found = [(name, settings_of(given, names[name])) for name, _ in model.named_parameters()]
             groups = [Group(match=(escape(n),), lr_factor=factor, weight_decay=decay) for n, (factor, decay) in found]
             given = replace(given, groups=tuple(groups))

@@ -57,7 +57,7 @@ class Task:
     loss: Loss
     """Takes the model and the arrays of the batch in their order."""
     data: Mapping[str, Tensor]
-    optimizer: Optimizer | TorchOptimizers
+    optimizer: Optimizer | TorchOptimizers | None
     batch: Batch
     steps: int
     seed: int
@@ -84,7 +84,7 @@ class Task:
         name=TEXT,
     )  # fmt: skip
     def __init__(
-        self, model: nn.Module, loss: Loss | Sequence[Loss], *, data: Data, optimizer: AnyOptimizer, steps: int,
+        self, model: nn.Module, loss: Loss | Sequence[Loss], *, data: Data, optimizer: AnyOptimizer | None, steps: int,
         batch: int | Batch | None = None, seed: int = 0, schedule: Schedule | None = None, accumulation: int = 1,
         items: str | None = None, clip: float | Clip | None = None, norm: bool = False, average: float | None = None,
         checkpoint_interval: int | None = None, evaluate: Evaluation | None = None, evaluate_every: int | None = None,
@@ -113,7 +113,8 @@ class Task:
         optimizer: `tiebreak.AdamW(...)` and the like, or one of `torch.optim` or your own over the model's parameters,
             as it is before its first step, or a list of such that step one after the other (Muon and AdamW). Or what
             the `configure_optimizers` of Lightning returns, if its schedulers go by steps. The task holds the settings
-            that it stands for.
+            that it stands for. None: nothing is learnt, and no parameter requires a gradient; the steps write to
+            buffers, such as the scores of an evaluation.
         steps: the number of updates.
         batch: examples per step, drawn without replacement in each epoch, in an order that the seed fixes; or a
             `tiebreak.Batch` (`tiebreak.Windows` cuts a long array of tokens). A loader's own, if it is left out.
@@ -156,6 +157,9 @@ class Task:
             checkpoint_interval=max(1, steps // CHECKPOINTS) if checkpoint_interval is None else checkpoint_interval,
             evaluate=evaluate, evaluate_every=evaluate_every, name=name,
         )  # fmt: skip
+        learns = any(parameter.requires_grad for parameter in model.parameters())
+        what = "a parameter that requires a gradient, or none and optimizer=None"
+        require(learns == (optimizer is not None), what, [name for name, _ in model.named_parameters()])
         each = self._translate(optimizer, schedule, len(losses) if isinstance(loss, list | tuple) else None)
         require(1 <= self.checkpoint_interval <= steps, f"1 <= interval <= {steps}", self.checkpoint_interval)
         if evaluate_every is not None:
@@ -176,7 +180,9 @@ class Task:
         schedule = factors(schedule, self.steps)
         (_SCHEDULE | NONE).require("schedule", schedule)
         each: tuple[TorchOptimizers, ...] = ()
-        if phases is None:
+        if given is None:
+            optimizer = None
+        elif phases is None:
             optimizer, schedule = translated(given, schedule, self.model, self.steps)
         else:
             require(not self.norm, "several losses without `norm` (each phase has a norm of its own)", self.norm)
@@ -247,8 +253,8 @@ class Task:
             advice = "call the model once on a batch if an observer or a cache is still empty"
             require(finite, f"only finite numbers in {name} ({advice})", "others")
         names = [name for name, _ in self.model.named_parameters()]
-        require(any(p.requires_grad for p in self.model.parameters()), "a parameter that requires a gradient", names)
-        check_groups(self.optimizer.groups, names)
+        if self.optimizer is not None:
+            check_groups(self.optimizer.groups, names)
 
     @property
     def examples(self) -> int:
@@ -258,7 +264,7 @@ class Task:
     def learning_rates(self) -> Tensor:
         """The learning rate of every step, float32 [steps]; this table becomes data of the job."""
         factors = (1.0,) * self.steps if self.schedule is None else self.schedule
-        return torch.tensor([self.optimizer.lr * f for f in factors], dtype=torch.float64).to(torch.float32)
+        return torch.tensor([getattr(self.optimizer, "lr", 0.0) * f for f in factors], dtype=torch.float64).to(torch.float32)
 
     def initial_state(self, device: str | None = None, *, copy: bool = True) -> dict[str, Tensor]:
         """Copies of the parameters and buffers by name; tied ones appear once, under their first name.

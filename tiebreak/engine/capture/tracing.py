@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from inspect import signature
+from itertools import zip_longest
 from typing import Any, Final
 
 import torch
@@ -118,7 +119,7 @@ class _Step(LossModule):
         for name in self._expected:
             owner, _, own = name.rpartition(".")
             self.model.get_submodule(owner)._buffers[own] = given[name].clone()
-        loss = _checked(super().forward(*batch))
+        loss = _checked(super().forward(*batch), learns=any(p.requires_grad for p in self.model.parameters()))
         now = dict(self.model.named_buffers(remove_duplicate=False))
         for name, tensor in given.items():
             if now[name] is not tensor:
@@ -322,7 +323,7 @@ def _traced(
     # Imported here because it loads torch._dynamo, which takes seconds that training and auditing need not spend.
     from torch._functorch.aot_autograd import _aot_export_function  # noqa: PLC0415
 
-    names = [*parameters, *buffers]
+    names, learns = [*parameters, *buffers], any(p.requires_grad for p in parameters.values())
     wrapped, draws = _Step(model, loss, buffers.keys() & assigned), Draws()
     held, weights = (*parameters.values(), *buffers.values(), *values.values()), substitutes.FollowedWeights({}, {})
 
@@ -357,8 +358,8 @@ def _traced(
     ):
         graph, metadata, _, _ = _aot_export_function(
             step, (*held, *batch), decompositions=decompositions(), num_params_buffers=len(held),
-            trace_joint=True,
-            no_tangents=True,  # the only output is the loss, whose gradient is 1
+            trace_joint=learns,
+            no_tangents=learns,  # the only output is the loss, whose gradient is 1
         )  # fmt: skip
     assert isinstance(graph, fx.GraphModule)  # the joint trace makes a GraphModule
     repeated = _repeated(graph.graph, draws.earlier)
@@ -420,7 +421,7 @@ def _joint(
     """
     (outputs,) = next(node for node in reversed(graph.graph.nodes) if node.op == "output").args
     flat: list[Any] = list(fx.node.map_arg(outputs, lambda node: node))
-    gradients = zip(parameters, flat[len(mutated) + 1 :], strict=False)
+    gradients = zip_longest(parameters, flat[len(mutated) + 1 :][: len([*parameters])])
     return JointGraph(
         module=graph, parameters=tuple(parameters), buffers=tuple(buffers), values=tuple(values),
         loss=flat[len(mutated)], gradients=tuple(None if name in off else gradient for name, gradient in gradients),
@@ -428,14 +429,14 @@ def _joint(
     )  # fmt: skip
 
 
-def _checked(loss: Any) -> Tensor:
+def _checked(loss: Any, *, learns: bool) -> Tensor:
     if not isinstance(loss, Tensor) or loss.shape != ():
         raise ConfigurationError(
             f"expected a loss of rank 0, got {getattr(loss, 'shape', type(loss).__name__)}; return its `.mean()`"
         )
     if loss.is_complex():
         raise ConfigurationError(f"expected a real loss, got {loss.dtype}; return its `.real` or `.abs()`")
-    if not loss.requires_grad:
+    if learns and not loss.requires_grad:
         raise ConfigurationError(
             "expected a loss that depends on a trainable parameter, got one that does not; leave out `.detach()`"
         )

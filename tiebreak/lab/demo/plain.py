@@ -58,8 +58,8 @@ def state_sha256(model: nn.Module) -> str:
 def make_optimizer(task: Task, model: nn.Module) -> torch.optim.Optimizer:
     """Torch's own optimizer for the task, including its parameter groups (`take_step` reads `lr_factor`)."""
     o = task.optimizer
-    if isinstance(o, TorchOptimizers):
-        raise ConfigurationError(f"expected a task with settings of an optimizer, got {o.name}")
+    if o is None or isinstance(o, TorchOptimizers):
+        raise ConfigurationError(f"expected a task with settings of an optimizer, got {o and o.name}")
     chosen: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         chosen.setdefault(settings_of(o, name), []).append(parameter)
