@@ -11,6 +11,7 @@ from tiebreak.api.chain import boards, chains, endings, onchain, weights
 from tiebreak.api.corpus import corpus_runs
 from tiebreak.api.data import importing
 from tiebreak.api.disputing import disputes, judging
+from tiebreak.api.evaluation import evaluations, examples, lm_eval_model, scoring
 from tiebreak.api.machine import environment, interpreters, qualification
 from tiebreak.api.provenance import about, cards, formats, source, x509_chains
 from tiebreak.api.signing import attesting, keys
@@ -19,7 +20,7 @@ from tiebreak.api.watching import alarms, monitoring, sampling
 
 __all__ = ["about", "alarms", "attestation", "attesting", "audits", "boards", "bundle", "calibrating", "cards"]
 __all__ += ["certificates", "chains", "claims", "corpus_runs", "data", "disputes", "distributed", "endings"]
-__all__ += ["environment", "finetuning", "formats", "forward", "importing", "interpreters", "issuance", "job_data"]
-__all__ += ["job_receipts", "judging", "keys", "lineage", "loader", "monitoring", "offers", "onchain", "ordered_jobs"]
-__all__ += ["ownership", "progress", "qualification", "reading", "runs", "sampling", "sealing", "source", "trackers"]
-__all__ += ["weights", "x509_chains"]
+__all__ += ["environment", "evaluations", "examples", "finetuning", "formats", "forward", "importing", "interpreters"]
+__all__ += ["issuance", "job_data", "job_receipts", "judging", "keys", "lineage", "lm_eval_model", "loader"]
+__all__ += ["monitoring", "offers", "onchain", "ordered_jobs", "ownership", "progress", "qualification", "reading"]
+__all__ += ["runs", "sampling", "scoring", "sealing", "source", "trackers", "weights", "x509_chains"]

@@ -136,8 +136,9 @@ def verify(
     if found.same:
         proves.append(f"{len(found.same)} other files of {model} have the SHA-256 that was signed for.")
     proves += [f"{link.folder} {api.lineage.ORIGINS[role]}" for role, link in origins.items()]
+    proves += api.lineage.registered(links)
     proves += api.formats.check(signed, model, certificate)
-    open_ = signed.leaves_open(found, chain_asked=rpc is not None, base_given="base" in origins)
+    open_ = signed.leaves_open(found, chain_asked=rpc is not None, base_given=bool({"base", "scored"} & origins.keys()))
     if rpc is not None:
         api.endings.check_ending(api.boards.board_of(rpc, signed.certificate), signed.certificate)
         proves.append("The node says that the board settled the job with this head.")

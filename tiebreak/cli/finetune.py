@@ -11,7 +11,7 @@ import yaml
 
 from tiebreak import api
 from tiebreak.api.machine import Machine
-from tiebreak.api.training.settings import FineTuning, evaluations
+from tiebreak.api.training.settings import FineTuning
 from tiebreak.cli.key import load_key, new_key
 from tiebreak.cli.options import FILE, FOLDER, NEW_FOLDER, json_option, keep_option, machine_options, number, tell
 from tiebreak.engine.data.disk import make_folder, read_file, write_file
@@ -106,27 +106,31 @@ def finetune(
         raise ConfigurationError(f"expected a new or empty folder to merge into, got {merge}; choose another")
     api.formats.keep_bundle(["hub"], adapter, adapter / "certificate.json")
     prepared = settings.check(folder)
-    with _key(output / "key.pem" if key is None else key, folder) as signer:
-        run, model, data = api.finetuning.finetune(
+    with key_of(output / "key.pem" if key is None else key, folder) as signer:
+        run, model, learnt, held = api.finetuning.finetune(
             prepared, folder, key=signer, machine=machine, progress=not as_json, keep=keep,
             tell=lambda line: None if as_json else click.echo(line, err=True),
         )  # fmt: skip
     api.finetuning.save(settings, model, adapter)
     certificate = adapter / "certificate.json"
     signed, _ = api.issuance.certify(api.reading.open_directory(folder), adapter, certificate, signer)
-    text = api.finetuning.description(prepared, run, data)
+    metrics = {} if held is None else api.evaluations.evaluate(
+        model, held.examples, output / "evaluation", key=signer, batch=settings.batch, described=prepared.measured,
+        machine=machine, progress=not as_json,
+    )  # fmt: skip
+    text = api.finetuning.description(prepared, run, learnt.lines)
     answers = {"base_model": base} if (base := api.cards.hub_id(Path(settings.model) / "config.json", NAME)) else {}
     known = api.about.About(answers={"pipeline_tag": "text-generation", **answers, **declared.answers})
     api.formats.write(["hub"], api.source.FormatSource(
-        signed=signed, certificate=certificate.name, folder=adapter, text=text, about=known
+        signed=signed, certificate=certificate.name, folder=adapter, text=text, about=known,
+        scores=output / "evaluation" / "scores" if metrics else None,
     ))  # fmt: skip
     if merge is not None:
         api.finetuning.save(settings, model.merge_and_unload(), merge)
         write_file(merge / "README.md", MERGED.encode())
-    losses = evaluations(run.directory)
     tell({
-        "run": str(folder), "steps": run.steps, "loss": run.losses[-1], "data": data,
-        **({"evaluation": losses[run.steps]} if run.steps in losses else {}), "adapter": str(adapter),
+        "run": str(folder), "steps": run.steps, "loss": run.losses[-1], "data": learnt.lines,
+        **({"evaluation": metrics} if metrics else {}), "adapter": str(adapter),
         **({} if merge is None else {"merged": f"{merge} (not certified)"}),
         "certificate": signed.certificate.payload.digest.hex(),
         "verify": shlex.join([*map(str, ("tiebreak", "verify", adapter, certificate, "--base", settings.model)),
@@ -135,7 +139,7 @@ def finetune(
 
 
 @contextmanager
-def _key(path: Path, run: Path) -> Iterator[PrivateKey]:
+def key_of(path: Path, run: Path) -> Iterator[PrivateKey]:
     """The key that signs. One made for a run that does not come about is removed, with the folder made for it."""
     is_new, made = not path.exists(), not run.parent.exists()
     make_folder(run.parent)

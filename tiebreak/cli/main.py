@@ -77,6 +77,7 @@ CORE: Final = CommandSet(
         },
         "Train": {
             "finetune": "Fine-tune a model by LoRA, as a run that anyone can check.",
+            "evaluate": "Score MODEL on examples, as a run that anyone can check.",
             "serve": "Run a fine-tuning service for OpenAI's clients.",
             "data": "Import datasets, show ids of arrays, prove what a run's data had.",
             "capture": "Capture TASK as a program that runs anywhere without its code.",
@@ -116,7 +117,7 @@ CORE: Final = CommandSet(
     | dict.fromkeys(["verify", "ownership"], "certify")
     | dict.fromkeys(["publish", "fetch", "weights"], "share")
     | dict.fromkeys(["client", "trainer", "auditor", "watcher", "hub"], "party"),
-    needs={"finetune": "finetune", "hub": "node", "serve": "serve"}
+    needs={"finetune": "finetune", "evaluate": "finetune", "hub": "node", "serve": "serve"}
     | dict.fromkeys(
         ["doctor", "corpus run", "data import", "data root", "capture", "calibrate", "agree", "train", "weights"],
         "train",
@@ -226,9 +227,7 @@ def needed(words: Sequence[str]) -> str:
 @click.version_option(package_name="tiebreak")
 @click.pass_context
 def tiebreak(context: click.Context) -> None:
-    """Train models so that anyone can check the result, bit by bit.
-
-    `tiebreak demo` shows the whole path, and `tiebreak COMMAND -h` a command.
+    """Train models so that anyone can check the result; `tiebreak demo` shows how, and `tiebreak COMMAND -h` a command.
 
     Exit codes: 0 done or right; 1 not possible as asked; 2 false; 3 could not be checked; 4 nothing to dispute, or an
     alarm; 130 interrupted.

@@ -61,6 +61,11 @@ class SignedCertificate:
         certificate.verify()
         return cls(certificate=certificate, signers=certificate.signers(envelope), envelope=envelope)
 
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether it is for the scores of a model."""
+        return [*self.certificate.files] == [folders.SCORES]
+
     def role(self, signer: Address) -> str:
         """The role of a signer in the job; one who is no party of it is called an auditor."""
         job = self.certificate.job
@@ -112,12 +117,16 @@ class SignedCertificate:
         if certificate.adapter is not None:
             ends = certificate.weights.suffixes.items()
             said.append(
-                f"What {ADAPTER} and the names make of the tensors (scale, rank, places): the signers say that the "
-                f"program computed so, with {listed([f'{end} as {entry}' for end, entry in ends])}."
+                f"What {folders.EVALUATION} says of examples, columns and metrics: the signers say that the program "
+                "computed so. Whoever has the examples makes the program again (`tiebreak evaluate --against`)."
+                if self.is_evaluation
+                else f"What {ADAPTER} and the names make of the tensors (scale, rank, places): the signers say "
+                f"that the program computed so, with {listed([f'{end} as {entry}' for end, entry in ends])}."
             )
             if not base_given:
                 root = certificate.adapter.root.hex()
-                said.append(f"That these are adapters of your model: the signers name a base of root {root} (--base).")
+                what = "scores" if self.is_evaluation else "adapters"
+                said.append(f"That these are {what} of your model: the signers name a base of root {root} (--base).")
         if (check := certificate.environment.get(CHECK)) is not None:
             said.append(f"That the program is the model that was captured: by its maker's word, {check}.")
         if rest:
@@ -143,7 +152,7 @@ def read_certificate(path: Path) -> SignedCertificate:
 class LineageLink:
     """Weights in a lineage. signed: their certificate, if one was given.
 
-    origins: what they come from: `start`, which their run started from, and `base`.
+    origins: what they come from: `start`, which their run started from, `base`, and `scored`, the model of scores.
     """
 
     folder: Path
@@ -191,13 +200,16 @@ def verify_lineage(
 def _lineage(made: Sequence[LineageLink]) -> list[LineageLink]:
     """The first link, and all others, as it leads to them. Raises `VerificationError` (7)."""
     links, why = [made[0]], dict[LineageLink, str]()
+    whole = {
+        name: tensor for link in made if link.found.configuration is None for name, tensor in link.found.tensors.items()
+    }
     starts_first = sorted(made, key=lambda link: link.found.configuration is None)
     for link in links:  # which grow
         if link.signed is None:
             continue
         for other in starts_first:
             try:
-                role = _role(link.signed.certificate, link.found, other.found)
+                role = _role(link.signed.certificate, link.found, other.found, whole)
             except VerificationError as error:
                 why.setdefault(other, str(error))
                 continue
@@ -234,11 +246,14 @@ def _checked(path: Path, found: Found, signed: SignedCertificate | None, *, resa
     return found
 
 
-def _role(certificate: Certificate, found: Found, other: Found) -> str:
-    """Whether others are the `base` or the `start` of certified weights. Raises `VerificationError` if neither (7)."""
-    if certificate.adapter is not None and other.configuration is None:
-        certificate.check_base(found.tensors, other.tensors)
-        return "base"
+def _role(certificate: Certificate, found: Found, other: Found, whole: Mapping[str, Digest]) -> str:
+    """Whether others are the `base` or the `start` of certified weights. Raises `VerificationError` if neither (7).
+
+    whole: the tensors of all models given, on which an adapter that was evaluated stands.
+    """
+    if certificate.adapter is not None and (other.configuration is None or found.is_evaluation > other.is_evaluation):
+        certificate.check_base(found.tensors, {**(whole if other.configuration else {}), **other.tensors})
+        return "scored" if found.is_evaluation else "base"
     if {*other.tensors.values()} == {*found.tensors.values()}:
         raise VerificationError("start: expected weights that training changed, got those that it ended with")
     certificate.check_start(other.tensors)
@@ -250,7 +265,9 @@ def check(certificate: Certificate, found: Found, model: Path, *, resaved: bool 
     wanted = None if certificate.adapter is None else certificate.adapter.configuration
     if wanted != found.configuration:
         words = [
-            "a model" if digest is None else f"the folder of an adapter whose {ADAPTER} has SHA-256 {digest.hex()}"
+            "a model"
+            if digest is None
+            else f"the folder of an adapter or evaluation whose configuration has SHA-256 {digest.hex()}"
             for digest in (wanted, found.configuration)
         ]
         raise VerificationError(
@@ -280,8 +297,9 @@ def read_weights(model: Path, *, besides: Path | None = None) -> Found:
     with Folder(model) as folder:
         folder.check()  # (3)
         names, configuration = folder.names(), None
-        if ADAPTER in names and folders.ADAPTER_WEIGHTS in names:
-            configuration = Digest(sha256(folder.read(ADAPTER, MAX_CONFIGURATION_BYTES)).digest())
+        configured = [name for name, weights in folders.CONFIGURED.items() if {name, weights} <= {*names}][:1]
+        for name in configured:
+            configuration = Digest(sha256(folder.read(name, MAX_CONFIGURATION_BYTES)).digest())
         read = {}
         for name in (name for name in names if name.endswith(SUFFIX)):
             with folder.reading(name) as (file, stamp):
@@ -290,7 +308,7 @@ def read_weights(model: Path, *, besides: Path | None = None) -> Found:
             raise ConfigurationError(f"{model}: expected {SUFFIX} files in the folder, got none")
         if INDEX in names:
             _check_index(model / INDEX, folder.read(INDEX, MAX_INDEX_BYTES), read)
-    own = {*read, *([] if configuration is None else [ADAPTER])}
+    own = {*read, *configured}
     place, certificate = model.resolve(), None if besides is None else besides.resolve()
     others = tuple(name for name in folders.others_in(model) if name not in own and place / name != certificate)
     return replace(_joined(model, read), others=others, configuration=configuration)

@@ -29,6 +29,10 @@ ADAPTER: Final = "adapter_config.json"
 """The file that makes transformers load another model, which it names, and the adapter in its folder."""
 ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
 """The name of the tensors in the folder of an adapter, as PEFT's `save_pretrained` writes it."""
+EVALUATION, SCORES = "evaluation.json", "scores.safetensors"
+"""What an evaluation scored, and the scores, which no loader takes for weights."""
+CONFIGURED: Final = {ADAPTER: ADAPTER_WEIGHTS, EVALUATION: SCORES}
+"""Files that say what the tensors of others in their folder are."""
 SLSA, MODEL_SIGNATURE, RECEIPT = "tiebreak.slsa.json", "tiebreak.model.sig", "tiebreak.receipt.json"
 IN_TOTO, CYCLONEDX, SPDX = "tiebreak.intoto.json", "tiebreak.cdx.json", "tiebreak.spdx.json"
 DOSSIER: Final = "tiebreak.dossier.html"
@@ -88,7 +92,7 @@ class Found:
     """The types of the elements in the files."""
     others: tuple[str, ...] = ()
     configuration: Digest | None = None
-    """The SHA-256 of an adapter's configuration; None for a model's weights."""
+    """The SHA-256 of an adapter's configuration, or of what an evaluation scored; None for a model's weights."""
     same: frozenset[str] = frozenset()
     """The others that are as they were signed for."""
     different: frozenset[str] = frozenset()
@@ -101,6 +105,11 @@ class Found:
             with suppress(VerificationError):  # a link, a pipe, or too large
                 same |= {name} if _digest(folder, name) == signed[name] else set()
         return replace(self, same=frozenset(same), different=frozenset(signed) - same)
+
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether the tensors are scores, and no weights."""
+        return [*self.files] == [SCORES]
 
     @property
     def unsigned(self) -> tuple[str, ...]:
@@ -188,6 +197,8 @@ def doubtful(folder: Path, found: Found, *, is_listed: bool) -> list[str]:
     is_listed: whether other files were signed for; then also those that a loader may open and that were not, or are
     others now.
     """
+    if found.is_evaluation:
+        return []
     weights = WEIGHTS if found.configuration is None else ADAPTER_WEIGHTS
     # It takes `WEIGHTS` where there is one, else what the index names, else files of other formats.
     indexed = INDEX in found.others and weights == WEIGHTS and WEIGHTS not in found.files

@@ -10,6 +10,7 @@ and in-toto's libraries read no key on secp256k1.
 """
 
 from collections.abc import Collection, Mapping, Set
+from contextlib import suppress
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -122,7 +123,7 @@ def _certificate(
     if head.head.count != job.checkpoints:
         raise StateError(f"{run.path}: expected a head of all {job.checkpoints} checkpoints, got {head.head.count}")
     check_root(f"{run.path}: records", head.head.run_root, tree.root)
-    names = names_of(run, adapter=found.configuration is not None)
+    names = names_of(run, adapter=found.configuration is not None and not found.is_evaluation)
     for tensor, digest in found.tensors.items():  # (3)
         entry = names.setdefault(tensor, MODEL + tensor)
         if entry not in ids:
@@ -138,7 +139,9 @@ def _certificate(
     return Certificate(
         agreement=run.agreement, head=head, record=records[-1], path=tuple(tree.proof(job.checkpoints - 1)),
         files=found.files, settlement=settlement, audits=audits,
-        weights=weights, adapter=_adapter(run, ids, shown, found.configuration), start=Origin.of(first, certified),
+        weights=weights,
+        adapter=_adapter(run, ids, shown, found.configuration, is_evaluation=found.is_evaluation),
+        start=Origin.of(first, certified),
         sizes=sizes_of(run.program),
         others=digests(model, (name for name in found.others if not name.endswith("/"))) if model.is_dir() else None,
         environment={n: text.encode("ascii", "replace").decode()[:_WORDS] for n, text in described.items()},
@@ -159,9 +162,12 @@ def sizes_of(program: Program) -> Sizes | None:
 
 
 def _adapter(
-    run: RunDirectory, ids: Mapping[str, Digest], shown: Set[str], configuration: Digest | None
+    run: RunDirectory, ids: Mapping[str, Digest], shown: Set[str], configuration: Digest | None, *, is_evaluation: bool
 ) -> Adapter | None:
-    """The part of a certificate for an adapter with the entries `shown` as its tensors; None for a model's weights."""
+    """The part of a certificate for an adapter with the entries `shown` as its tensors; None for a model's weights.
+
+    Scores are like an adapter: all that the run changed, with the model that they are of as their base.
+    """
     if configuration is None:
         return None
     program = run.program
@@ -174,10 +180,14 @@ def _adapter(
             "not save: certify the weights of the whole model (`tiebreak weights` without --like), or add it to "
             "modules_to_save and train again"
         )
-    names = base_names(names_of(run))
+    names = base_names(own := names_of(run))
+    prefix = MODEL + PEFT * any(key.startswith(PEFT) for key in own)
+    if is_evaluation:
+        with suppress(StateError):  # of an adapter, whose names in its file come first
+            names |= names_of(run, adapter=True)
     return Adapter(
         configuration=configuration, root=Adapter.root_of(ids[entry] for entry in {*names.values()} - shown),
-        base=Weights.of(state_tree(ids), sorted(ids), names, MODEL + PEFT, shown),
+        base=Weights.of(state_tree(ids), sorted(ids), names, prefix, shown),
     )  # fmt: skip
 
 

@@ -4,11 +4,13 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from tiebreak.api.certification.certificates import LineageLink
+from tiebreak.api.certification.folders import EVALUATION
 from tiebreak.protocol.commitments.eip712 import Address
 
 ORIGINS: Final = {
     "start": "is what the run started from: its first state has these tensors in the same places.",
     "base": "is the base that these adapters were trained on: that state has its frozen tensors too.",
+    "scored": "is the model that was scored: that state has its tensors too.",
 }
 
 
@@ -41,6 +43,18 @@ def lines(links: Sequence[LineageLink], required: Collection[Address]) -> list[s
         word += [f"  - {number}: {sentence}" for sentence in one["word"]]
     word.append("  - That each run was computed as agreed: its signers say so, and an audit finds out.")
     return ["", "Lineage:", *chain, "", "Where it ends in somebody's word:", *word]
+
+
+def registered(links: Sequence[LineageLink]) -> list[str]:
+    """A sentence if the job that trained what was scored named the evaluation, so before there were weights."""
+    link = links[0]
+    scored = link.origins.get("scored")
+    if scored is None or scored.signed is None or link.found.configuration is None:
+        return []
+    job = scored.signed.certificate.job
+    is_named = job.nonce == int.from_bytes(link.found.configuration)
+    said = f"job {job.id.hex()}, which made {scored.folder}, has the digest of {EVALUATION} as its nonce."
+    return [f"Pre-registered: {said}"] if is_named else []
 
 
 def ends(link: LineageLink) -> list[str]:

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 
 from tiebreak.api.evaluation.scoring import ScoredExamples
 from tiebreak.api.training import rows
-from tiebreak.api.training.finetuning import IGNORED, TokenWindows, learnt_from, predicted, surprise
+from tiebreak.api.training.finetuning import IGNORED, learnt_from, predicted, surprise
 from tiebreak.api.training.settings import FineTuning
 from tiebreak.api.training.templates import loaded, located
 from tiebreak.protocol.errors import ConfigurationError
@@ -38,21 +38,7 @@ def read(tokenizer: Path, data: Path, length: int) -> ScoredExamples:
                     raise ConfigurationError(f"{where}: expected {', '.join(form)}, as in the first row, got others")
             return make(loaded(AutoTokenizer, tokenizer), found, length)
     settings = FineTuning(model=tokenizer, data=data, length=length)
-    return of_windows(learnt_from(settings, rows.read(data)))
-
-
-def of_windows(found: TokenWindows) -> ScoredExamples:
-    """Windows, or pairs of answers, as `tiebreak finetune` learns them: the mean loss of what is learnt."""
-
-    def metric(scores: Tensor) -> Tensor:
-        loss = scores[:, 0].sum() / scores[:, 1].sum()
-        return torch.stack([loss, loss.exp()][: len(names)])
-
-    names = ("loss",) if found.ids.dim() == 3 else ("loss", "perplexity")
-    return ScoredExamples(
-        data={"input_ids": found.ids, "labels": found.labels}, score=found.score, columns=("loss", "tokens"),
-        metrics=names, metric=metric, lines=found.lines,
-    )  # fmt: skip
+    return learnt_from(settings, rows.read(data)).examples
 
 
 def of_choices(

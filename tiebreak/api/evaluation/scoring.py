@@ -6,13 +6,16 @@ them; those after the last step are the result. A score is that of its example a
 change it.
 """
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
+from tiebreak.api.training.bundle import Bundle, capture_bundle
 from tiebreak.engine.capture.examples import Batch, Rows
 from tiebreak.engine.capture.task import Task
 from tiebreak.protocol.errors import ConfigurationError
@@ -47,12 +50,14 @@ class ScoredExamples:
     lines: list[str] = field(default_factory=list)
 
 
-def evaluation_task(model: nn.Module, examples: ScoredExamples, batch: int) -> Task:
-    """The task of an evaluation. The model gets two buffers, and is in eval mode and frozen afterwards."""
+@contextmanager
+def evaluation_task(model: nn.Module, examples: ScoredExamples, batch: int) -> Iterator[Task]:
+    """The task of an evaluation. Meanwhile the model has two buffers more, is in eval mode and frozen."""
     data: Any = examples.data
     count = len(next(iter(data.values()), ()))
     if not count or any(len(array) != count for array in data.values()):
         raise ConfigurationError(f"expected arrays of one length, with examples along dim 0, got {count} and others")
+    modes, trained = [(m, m.training) for m in model.modules()], [p for p in model.parameters() if p.requires_grad]
     model.eval().requires_grad_(False)
     model.register_buffer(SCORES, torch.zeros(count, len(examples.columns)))
     model.register_buffer(METRICS, torch.zeros(len(examples.metrics)))
@@ -64,8 +69,32 @@ def evaluation_task(model: nn.Module, examples: ScoredExamples, batch: int) -> T
         return found[:, 0].mean()
 
     steps = -(-count // batch)
-    return Task(
-        model, score, data={PLACE: torch.arange(count), **data}, optimizer=None, steps=steps,
-        batch=Batch(size=min(batch, count), examples=Rows(names=(PLACE, *data)), shuffled=False),
-        checkpoint_interval=-(-steps // SEGMENTS), name="evaluation",
-    )  # fmt: skip
+    try:
+        yield Task(
+            model, score, data={PLACE: torch.arange(count), **data}, optimizer=None, steps=steps,
+            batch=Batch(size=min(batch, count), examples=Rows(names=(PLACE, *data)), shuffled=False),
+            checkpoint_interval=-(-steps // SEGMENTS), name="evaluation",
+        )  # fmt: skip
+    finally:
+        for name in (SCORES, METRICS):
+            delattr(model, name)
+        for module, mode in modes:
+            module.training = mode
+        for parameter in trained:
+            parameter.requires_grad_()
+
+
+def captured(model: nn.Module, examples: ScoredExamples, batch: int) -> Bundle:
+    """The program, first state and data of an evaluation, without its run."""
+    with evaluation_task(model, examples, batch) as task:
+        return capture_bundle(task, check="none")
+
+
+def plan(examples: ScoredExamples, job: Mapping[str, str], described: Mapping[str, Any]) -> bytes:
+    """The file that says what is scored and how. It has nothing of the model's weights, so it can be made before.
+
+    job: hex roots by name, such as those of a bundle. described: further fields, by their maker's word.
+    """
+    roots = {name: job[f"{name}_root"] for name in ("program", "data")}
+    said = {"columns": examples.columns, "metrics": examples.metrics, **roots, **described}
+    return json.dumps(said, indent=1).encode() + b"\n"

@@ -7,14 +7,13 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tiebreak.api.certification import folders
-from tiebreak.api.certification.certificates import SignedCertificate
 from tiebreak.api.provenance.about import HUB_ID
-from tiebreak.api.provenance.source import FormatSource, verify_command
+from tiebreak.api.provenance.source import FormatSource, metrics_in, verify_command
 from tiebreak.engine.data.disk import read_file
-from tiebreak.protocol.commitments.statement import FILE
+from tiebreak.protocol.commitments.statement import FILE, WORDS
 from tiebreak.protocol.errors import ConfigurationError, EncodingError
 from tiebreak.protocol.strict_json import JsonObject
 
@@ -41,17 +40,23 @@ def card(source: FormatSource) -> bytes:
         if not re.search(rf"^{name}:", header, re.MULTILINE)
     )
     body = _SECTION.sub("", source.text[found.end() :] if found else source.text).lstrip()
-    text = f"---\n{header}{made}---\n{_section(source.signed, source.certificate)}\n{body}"
+    text = f"---\n{header}{made}---\n{_section(source)}\n{body}"
     return text.encode(errors="surrogateescape")
 
 
-def _fields(source: FormatSource) -> dict[str, str | list[str]]:
+def _fields(source: FormatSource) -> dict[str, Any]:
     """The fields of the header that are known."""
-    fields: dict[str, str | list[str]] = {}
+    fields: dict[str, Any] = {}
     base = hub_id(source.folder / folders.ADAPTER, BASE)
     if base and not Path(base).is_dir():  # then it is the path of the folder that the base was loaded from
         fields["base_model"] = base
-    if source.signed.certificate.adapter is not None:
+    if metrics := metrics_in(source.scores or source.folder):
+        name = source.folder.resolve().parent.name
+        dataset = {"name": f"data root {source.signed.certificate.job.data_root.hex()}", "type": "local"}
+        found = [{"type": name, "value": value} for name, value in metrics.items()]
+        results = [{"task": {"type": "text-generation"}, "dataset": dataset, "metrics": found}]
+        fields["model-index"] = [{"name": name, "results": results}]
+    if source.signed.certificate.adapter is not None and not source.signed.is_evaluation:
         fields |= {"base_model_relation": "adapter", "library_name": "peft"}
     return fields | {name: source.about.answers[name] for name in HEADER if name in source.about.answers}
 
@@ -67,12 +72,15 @@ def card_again(source: FormatSource, data: bytes) -> bytes | None:
         raise EncodingError("expected one section made from a certificate, between its two comments, got another")
     # Who signs later need not write the card again: it may name some of the signers.
     signers = [signer for signer in source.signed.signers if f"0x{signer.hex()}" in found[0]]
-    section = _section(replace(source.signed, signers=signers), name[1])
+    section = _section(replace(source, signed=replace(source.signed, signers=signers), certificate=name[1]))
     return text.replace(found[0], section).encode(errors="surrogateescape")
 
 
-def _section(signed: SignedCertificate, certificate: str) -> str:
+def _section(source: FormatSource) -> str:
+    signed, certificate, metrics = source.signed, source.certificate, metrics_in(source.folder)
     job, adapter = signed.certificate.job, signed.certificate.adapter
+    what, does = ("scores", "scores") if metrics else ("weights", "trains")
+    measured = "".join(f"| {name} | {value!r} |\n" for name, value in metrics.items() if re.fullmatch(WORDS, name))
     base = "" if adapter is None else f"\n| Base | `{adapter.root.hex()}` |"
     signers = "\n".join(f"| Signed by {signed.role(signer)} | `0x{signer.hex()}` |" for signer in signed.signers)
     return f"""{BEGIN}
@@ -80,13 +88,13 @@ def _section(signed: SignedCertificate, certificate: str) -> str:
 
     {verify_command(signed, certificate)}
 
-These weights are what {job.steps:,} steps of a fixed program make of fixed data, from a fixed first state.
-Every result is defined to the last bit, so anybody who trains again gets the same bytes.
+These {what} are what {job.steps:,} steps of a fixed program make of fixed data, from a fixed first state.
+Every result is defined to the last bit, so anybody who {does} again gets the same bytes.
 [{certificate}]({certificate}) says which, and `tiebreak verify` checks every tensor against it.
 
 | | |
 | --- | --- |
-| Certificate | `{signed.certificate.payload.digest.hex()}` |
+{measured}| Certificate | `{signed.certificate.payload.digest.hex()}` |
 | Job | `{job.id.hex()}` |
 | Program | `{job.program_root.hex()}` |
 | Data | `{job.data_root.hex()}` |

@@ -5,9 +5,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from tiebreak.api.certification import folders
 from tiebreak.api.certification.certificates import SignedCertificate
 from tiebreak.api.provenance.about import About
+from tiebreak.engine.data.arrays import open_safetensors
+from tiebreak.engine.data.disk import read_file
+from tiebreak.engine.data.elements import Element
 from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.statement import is_list
+from tiebreak.protocol.errors import EncodingError
+from tiebreak.protocol.strict_json import JsonObject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +25,7 @@ class FormatSource:
 
     folder: where the files are, with the weights if these are in a folder. key: that of whoever signs. text: of a card
     that is there already, with its header. chain: X.509 certificates of the key, in DER, leaf first. pending: files
-    that are written at the same time, by their names.
+    that are written at the same time, by their names. scores: a folder with scores of the weights.
     """
 
     signed: SignedCertificate
@@ -27,6 +36,7 @@ class FormatSource:
     about: About = field(default_factory=About)
     chain: tuple[bytes, ...] = ()
     pending: Mapping[str, bytes] = field(default_factory=dict)
+    scores: Path | None = None
 
     def fields(self) -> dict[str, Any]:
         """The fields that templates name (`filling`): the predicate's, empty if it lacks them, and a few more."""
@@ -52,6 +62,19 @@ class CertificateFormat:
     signer: str = "nobody"
     asks: tuple[str, ...] = ()
     says: Callable[[bytes], str] = lambda _: ""
+
+
+def metrics_in(folder: Path) -> dict[str, float]:
+    """The metrics in a folder of scores, by name; none in one of weights. Raises `EncodingError`."""
+    if not (path := folder / folders.EVALUATION).is_file() or not (folder / folders.SCORES).is_file():
+        return {}
+    names = JsonObject.parse(str(path), read_file(path, folders.MAX_JSON_BYTES), 4).take("metrics", "names", is_list)
+    found = open_safetensors(folder / folders.SCORES)
+    array = found.get("evaluation_metrics")
+    if array is None or array.element != Element.F32 or array.shape != (len(names),):
+        raise EncodingError(f"{folder / folders.SCORES}: expected metrics for {names}, f32, got others")
+    values = np.frombuffer(b"".join(map(bytes, array.blocks())), "<f4")
+    return {str(name): float(value) for name, value in zip(names, values, strict=True)}
 
 
 def verify_command(signed: SignedCertificate, certificate: str) -> str:

@@ -14,8 +14,9 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tiebreak.api.evaluation.scoring import ScoredExamples, captured, plan
 from tiebreak.api.machine import Machine
 from tiebreak.api.signing.keys import new_key
 from tiebreak.api.training.rows import Example, ReadRows
@@ -33,6 +35,7 @@ from tiebreak.api.training.trainer import Step
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.optimizers.settings import AdamW, Clip, constant, cosine, linear
 from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import ConfigurationError
 
 IGNORED: Final = -100  # as torch's losses ignore by default
@@ -53,12 +56,35 @@ class TokenWindows:
     loss: Callable[..., Any]
     score: Callable[..., Tensor]
 
+    @property
+    def examples(self) -> ScoredExamples:
+        """The same for an evaluation: the mean loss of the tokens, or of the pairs, and of tokens its power of e."""
+        names = ("loss",) if self.ids.dim() == 3 else ("loss", "perplexity")
+
+        def metric(scores: Tensor) -> Tensor:
+            loss = scores[:, 0].sum() / scores[:, 1].sum()
+            return torch.stack([loss, loss.exp()][: len(names)])
+
+        return ScoredExamples(
+            data={"input_ids": self.ids, "labels": self.labels}, score=self.score, columns=("loss", "tokens"),
+            metrics=names, metric=metric, lines=self.lines,
+        )  # fmt: skip
+
+
+class FineTuned(NamedTuple):
+    """A run that fine-tuned a model, the PEFT model with its result, and the rows that it did not learn, if any."""
+
+    run: Run
+    model: Any
+    learnt: TokenWindows
+    held: TokenWindows | None
+
 
 def finetune(
     prepared: Prepared, directory: Path, *, key: PrivateKey, machine: Machine = Machine(), progress: bool = True,
     keep: str = "last", tell: Callable[[str], None] = lambda _: None,
-) -> tuple[Run, Any, list[str]]:  # fmt: skip
-    """Trains into a run directory, or continues the run there. Returns it, the PEFT model, and sentences on the data.
+) -> FineTuned:  # fmt: skip
+    """Trains into a run directory, or continues the run there.
 
     key: the trainer's; a throwaway key is the client's. Nothing is fetched, and no code of the model's folder is run
     but its chat template, in a sandbox with limits (`templates`). For progress and keep see `Run.resume`. tell: gets
@@ -67,7 +93,7 @@ def finetune(
     settings, found = prepared.settings, learnt_from(prepared.settings, prepared.training)
     for line in found.lines:
         tell(line)
-    evaluate = None
+    evaluate, held, terms = None, None, Terms()
     if prepared.evaluation is not None:
         held = learnt_from(settings, prepared.evaluation)
         tell(f"evaluation: {held.lines[0]}")
@@ -81,11 +107,15 @@ def finetune(
 
     task = task_of(settings, found, evaluate)
     model = task.model
-    run = agree(task, directory, client=new_key(), trainer=key, machine=machine)
+    if held is not None:  # the job names what will be measured of its result, and how
+        bundle = captured(model, held.examples, settings.batch)
+        planned = plan(held.examples, bundle.roots(), prepared.measured)
+        terms = Terms(nonce=int.from_bytes(sha256(planned).digest()))
+    run = agree(task, directory, client=new_key(), trainer=key, terms=terms, machine=machine)
     remember(directory / TUNING, prepared.remembered)
     run.resume(key, progress=progress, keep=keep, callbacks=[measured])
     model.load_state_dict(run.state_dict())
-    return run, model.eval(), found.lines
+    return FineTuned(run, model.eval(), found, held)
 
 
 def task_of(
@@ -218,7 +248,7 @@ def _evaluation(found: TokenWindows, batch: int, device: str) -> Callable[[nn.Mo
 
     @torch.no_grad()
     def evaluate(model: nn.Module) -> dict[str, float]:
-        pairs = zip(found.ids.split(batch), found.labels.split(batch), strict=True)
+        pairs = zip(*(torch.split(one, batch) for one in (found.ids, found.labels)), strict=True)
         scores = [
             found.score(model.to(device), ids.to(device), labels.to(device)).double().sum(0) for ids, labels in pairs
         ]

@@ -82,6 +82,17 @@ class Prepared(NamedTuple):
     training: rows.ReadRows
     evaluation: rows.ReadRows | None
 
+    @property
+    def measured(self) -> dict[str, Any]:
+        """What an evaluation says of the rows that are not learnt (`measured_on`)."""
+        assert self.settings.evaluation is not None
+        return measured_on(self.settings.evaluation, self.settings.length, self.settings.batch)
+
+
+def measured_on(data: Path, length: int, batch: int) -> dict[str, Any]:
+    """The words of an evaluation's maker on what it scored."""
+    return {"rows": data.name, "rows (SHA-256)": rows.digest(data), "length": length, "batch": batch}
+
 
 def positions(model: Path) -> int:
     """The number of tokens that a model has positions for, longer by what its configuration stretches; 0: no limit."""

@@ -264,7 +264,9 @@ class Task:
     def learning_rates(self) -> Tensor:
         """The learning rate of every step, float32 [steps]; this table becomes data of the job."""
         factors = (1.0,) * self.steps if self.schedule is None else self.schedule
-        return torch.tensor([getattr(self.optimizer, "lr", 0.0) * f for f in factors], dtype=torch.float64).to(torch.float32)
+        return torch.tensor([getattr(self.optimizer, "lr", 0.0) * f for f in factors], dtype=torch.float64).to(
+            torch.float32
+        )
 
     def initial_state(self, device: str | None = None, *, copy: bool = True) -> dict[str, Tensor]:
         """Copies of the parameters and buffers by name; tied ones appear once, under their first name.

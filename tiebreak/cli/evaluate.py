@@ -1,0 +1,80 @@
+"""`tiebreak evaluate`: scores of a model that anyone can check."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tiebreak import api
+from tiebreak.api.machine import Machine
+from tiebreak.api.training.settings import measured_on
+from tiebreak.cli.finetune import ROWS, key_of
+from tiebreak.cli.options import FILE, FOLDER, json_option, machine_options, number, output_option, tell
+from tiebreak.protocol.errors import ConfigurationError
+
+
+@click.command()
+@click.argument("model", type=FOLDER)
+@click.option("--on", "rows", type=ROWS, help="Rows to score: prompt, choices and answer; text and label, for a "
+              "classifier; or conversations and texts, for the loss by token (docs/evaluations.md).")  # fmt: skip
+@click.option("--task", "tasks", multiple=True, metavar="NAME", help="Instead of --on: a task of lm-eval that needs "
+              "log-likelihoods alone; may be repeated. Tasks are code: take none from strangers.")  # fmt: skip
+@click.option("--tasks", "folder", type=FOLDER, help="With --task: a folder with tasks of your own.")
+@click.option("--base", type=FOLDER, help="The model that MODEL, the folder of an adapter, is for.")
+@output_option("evaluation", "Folder for run and scores; what is there already is continued.")
+@click.option("--against", type=FILE, help="Compute nothing: compare program, examples and model with those of a "
+              "CERTIFICATE of scores. Exit code 2 if they are others.")  # fmt: skip
+@number("--length", 2, None, 1024, "The most tokens of an example; longer ones lose their beginning.")
+@number("--batch", 1, None, 8, "Examples in a step. The scores do not depend on it.")
+@click.option("--key", type=FILE, help="Key file that signs.  [default: key.pem in OUTPUT, made if need be]")
+@machine_options("threads", "device")
+@json_option
+def evaluate(
+    model: Path, rows: Path | None, tasks: tuple[str, ...], folder: Path | None, base: Path | None, output: Path,
+    against: Path | None, length: int, batch: int, key: Path | None, machine: Machine, as_json: bool,
+) -> None:  # fmt: skip
+    """Score MODEL on examples, as a run that anyone can check.
+
+    MODEL is a folder as `save_pretrained` writes it, or that of an adapter. The run learns nothing: its steps take the
+    examples in order and write each one's score into the state. At the end, OUTPUT/scores has the scores, their
+    certificate, the same as an in-toto statement, and a model card with the metrics; OUTPUT/run has the run. Interrupt
+    it at any time: the same command goes on. Needs the extra `finetune`, and `lm-eval` for --task.
+
+    Whoever has the certificate checks that the scores are this model's (`tiebreak verify OUTPUT/scores ... --base
+    MODEL`); whoever has the examples, that these were scored, and how (--against); and anyone replays a part of the run
+    (`tiebreak audit`).
+    """
+    if bool(rows) == bool(tasks):
+        raise ConfigurationError("expected --on or --task, got both or neither")
+    given: dict[str, Any] = {"batch": batch, "machine": machine}
+    if tasks:
+        with key_of(output / "key.pem" if key is None else key, output / "run") as signer:
+            document = api.lm_eval_model.run_tasks(model, tasks, folder, output, length=length, key=signer, **given)
+        tell(document, as_json=as_json)
+        return
+    assert rows is not None
+    tokenizer = model if (model / "tokenizer_config.json").is_file() or base is None else base
+    examples, loaded = api.examples.read(tokenizer, rows, length), api.evaluations.load(model, base)
+    if against is not None:
+        signed = api.certificates.read_certificate(against)
+        api.evaluations.check_against(api.scoring.captured(loaded, examples, batch), signed)
+        tell({"holds": True, "examples": examples.lines, "signatures": signed.signatures}, as_json=as_json)
+        return
+    with key_of(output / "key.pem" if key is None else key, output / "run") as signer:
+        metrics = api.evaluations.evaluate(
+            loaded,
+            examples,
+            output,
+            key=signer,
+            described=measured_on(rows, length, batch),
+            progress=not as_json,
+            **given,
+        )
+    certificate = output / "scores" / api.evaluations.CERTIFICATE
+    verify = ["tiebreak", "verify", certificate.parent, certificate, "--base", model]
+    verify += [] if base is None else ["--base-certificate", model / "certificate.json", "--base", base]
+    tell({
+        "examples": examples.lines, "metrics": metrics, "certificate": str(certificate),
+        "verify": shlex.join([*map(str, verify), "--require", f"0x{signer.address.hex()}"]),
+    }, as_json=as_json)  # fmt: skip
