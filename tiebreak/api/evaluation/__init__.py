@@ -1,0 +1,1 @@
+"""Evaluations: runs that learn nothing, whose results are the scores of a model."""
