@@ -16,15 +16,15 @@ from torch import nn
 from tiebreak.api.certification.certificates import SignedCertificate
 from tiebreak.api.certification.folders import ADAPTER, EVALUATION, SCORES
 from tiebreak.api.certification.issuance import certify
-from tiebreak.api.evaluation import scoring
-from tiebreak.api.evaluation.scoring import ScoredExamples, evaluation_task, plan
 from tiebreak.api.machine import Machine
 from tiebreak.api.provenance import formats
 from tiebreak.api.provenance.source import FormatSource, metrics_in
 from tiebreak.api.signing.keys import new_key
+from tiebreak.api.training import scoring
 from tiebreak.api.training.bundle import Bundle
 from tiebreak.api.training.reading import open_directory
 from tiebreak.api.training.runs import agree
+from tiebreak.api.training.scoring import ScoredExamples, evaluation_task, plan
 from tiebreak.api.training.templates import loaded
 from tiebreak.engine.data.disk import make_folder, write_file
 from tiebreak.protocol.commitments.job import Job

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoTokenizer
 
-from tiebreak.api.evaluation.scoring import ScoredExamples
 from tiebreak.api.training import rows
 from tiebreak.api.training.finetuning import IGNORED, learnt_from, predicted, surprise
+from tiebreak.api.training.scoring import ScoredExamples
 from tiebreak.api.training.settings import FineTuning
 from tiebreak.api.training.templates import loaded, located
 from tiebreak.protocol.errors import ConfigurationError

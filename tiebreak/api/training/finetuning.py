@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tiebreak.api.evaluation.scoring import ScoredExamples, captured, plan
 from tiebreak.api.machine import Machine
 from tiebreak.api.signing.keys import new_key
 from tiebreak.api.training.rows import Example, ReadRows
 from tiebreak.api.training.runs import Run, agree
+from tiebreak.api.training.scoring import ScoredExamples, captured, plan
 from tiebreak.api.training.settings import LOSSES, TUNING, FineTuning, Prepared, evaluations, remember
 from tiebreak.api.training.templates import ChatTemplate, Tokens, loaded, located
 from tiebreak.api.training.trainer import Step
