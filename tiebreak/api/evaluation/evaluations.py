@@ -78,8 +78,11 @@ def evaluate(
     return metrics_in(folder)
 
 
-def check_against(bundle: Bundle, signed: SignedCertificate) -> None:
-    """Raises `VerificationError` unless a certificate is for scores by this program, of this model and these data."""
+def check_against(bundle: Bundle, signed: SignedCertificate, examples: ScoredExamples, folder: Path) -> None:
+    """Raises `VerificationError` unless a certificate is for scores by this program, of this model and these data.
+
+    folder: that of the scores, whose metrics must have the names of these.
+    """
     job: Job = signed.certificate.job
     meanings = {"program_root": "another metric, length or size of batches", "data_root": "other examples",
                 "initial_state_root": "another model"}  # fmt: skip
@@ -88,3 +91,5 @@ def check_against(bundle: Bundle, signed: SignedCertificate) -> None:
             raise VerificationError(f"expected the {name} {root}, got {got}: {meanings[name]}")
     if not signed.is_evaluation or job.steps != bundle.steps:
         raise VerificationError(f"expected a certificate for the scores of {bundle.steps} steps, got another")
+    if (names := tuple(metrics_in(folder))) not in ((), examples.metrics):
+        raise VerificationError(f"{folder / EVALUATION}: expected metrics named {examples.metrics}, got {names}")

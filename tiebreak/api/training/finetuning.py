@@ -230,6 +230,8 @@ def _window_score(model: Any, input_ids: Tensor, labels: Tensor) -> Tensor:
 
 def _preference_score(beta: float, model: Any, input_ids: Tensor, labels: Tensor) -> Tensor:
     """The loss of direct preference optimization for each pair, and 1."""
+    if not hasattr(model, "disable_adapter"):
+        raise ConfigurationError("expected an adapter on its base for rows of preferences, got a model without one")
     given = input_ids.flatten(0, 1), labels.flatten(0, 1)
     own = surprise(*predicted(model, *given))
     with torch.no_grad(), model.disable_adapter():
