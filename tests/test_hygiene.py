@@ -305,6 +305,7 @@ EXTRAS = {
     "tiebreak.api.huggingface": ["hf"],
     "tiebreak.hf": ["hf"],
     "tiebreak.axolotl": ["hf"],
+    "tiebreak.api.evaluation": ["finetune", "hf"],
     "tiebreak.api.training.finetuning": ["finetune", "hf"],
     "tiebreak.api.training.rows": ["hf"],
     "tiebreak.api.training.templates": ["finetune", "hf"],

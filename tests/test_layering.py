@@ -17,8 +17,8 @@ _PROTOCOL = (
     "errors arguments strict_json tags codec packing numbers hashing trees program commitments game parties chain"
 )
 _API = (
-    "machine signing data builtin auditing disputing training huggingface agreement certification provenance chain "
-    "watching corpus"
+    "machine signing data builtin auditing disputing training agreement certification provenance evaluation "
+    "huggingface chain watching corpus"
 )
 FOLDERS = {
     "tiebreak.protocol": _PROTOCOL.split(),

@@ -153,7 +153,7 @@ def test_the_help_of_all_commands_fits_a_screen(monkeypatch: pytest.MonkeyPatch)
     assert [line[:-1] for line in lines if re.fullmatch(r"\w.*:", line)] == [*command_groups()]
     for name, about in COMMANDS.items():
         assert f"  {name:<9}  {about}" in lines
-    assert sum(map(len, command_groups().values())) == len(COMMANDS) <= 34
+    assert sum(map(len, command_groups().values())) == len(COMMANDS) <= 35
 
 
 @pytest.mark.parametrize(("wrong", "right"), [("trian", "train"), ("audti", "audit"), ("owner", "ownership")])
@@ -199,8 +199,8 @@ def test_a_package_that_is_gone_registers_no_commands(monkeypatch: pytest.Monkey
 
 
 HEAVY = {"torch", "numpy", "web3", "eth_abi", "sklearn", "scipy", "pydantic", "simpy", "jinja2", "transformers"}
-APART = ("boards", "chains", "endings", "finetuning", "huggingface", "onchain", "ordered_jobs", "sampling", "templates")
-APART += ("weights",)
+APART = ("boards", "chains", "endings", "evaluation", "finetuning", "huggingface", "onchain", "ordered_jobs")
+APART += ("sampling", "templates", "weights")
 """Modules of the API that need an extra."""
 SEEN = "import sys\nimport tiebreak\nfrom tiebreak.cli.main import run\nfrom tiebreak.cli import main\n"
 
@@ -418,6 +418,7 @@ IMPORTS = {
     "demo": "tiebreak.lab.commands.demo, tiebreak.lab.demo.run",
     "simulate": "tiebreak.lab.commands.simulate, tiebreak.lab.sim.games.disputes",
     "finetune": "tiebreak.cli.finetune, tiebreak.api.training.finetuning, tiebreak.api.training.templates",
+    "evaluate": "tiebreak.cli.evaluate, tiebreak.api.evaluation.evaluations, tiebreak.api.evaluation.examples",
     "serve": "tiebreak.cli.serve, tiebreak.node.finetuning.process",
     "up": "tiebreak.lab.commands.up, tiebreak.lab.network.local_network",
     "hub": "tiebreak.cli.party, tiebreak.node.hub.process",
@@ -472,7 +473,7 @@ def test_training_and_audits_need_only_torch() -> None:
         name
         for name, path in package_modules().items()
         if name.startswith(("tiebreak.protocol", "tiebreak.engine", "tiebreak.api", "tiebreak.cli"))
-        and not name.startswith(("tiebreak.protocol.chain", "tiebreak.cli.finetune", *extra))
+        and not name.startswith(("tiebreak.protocol.chain", "tiebreak.cli.evaluate", "tiebreak.cli.finetune", *extra))
         and not any(other.startswith("tiebreak.node") for _, other in imports_of(parse(path)))
     ]
     assert len(names) > 100

@@ -11,11 +11,12 @@ from tiebreak.api.chain import boards, chains, endings, onchain, weights
 from tiebreak.api.corpus import corpus_runs
 from tiebreak.api.data import importing
 from tiebreak.api.disputing import disputes, judging
-from tiebreak.api.evaluation import evaluations, examples, lm_eval_model, scoring
+from tiebreak.api.evaluation import evaluations, examples, lm_eval_model
 from tiebreak.api.machine import environment, interpreters, qualification
 from tiebreak.api.provenance import about, cards, formats, source, x509_chains
 from tiebreak.api.signing import attesting, keys
-from tiebreak.api.training import bundle, calibrating, distributed, finetuning, reading, runs, trackers
+from tiebreak.api.training import bundle, calibrating, distributed, finetuning, reading, runs, scoring
+from tiebreak.api.training import trackers as trackers
 from tiebreak.api.watching import alarms, monitoring, sampling
 
 __all__ = ["about", "alarms", "attestation", "attesting", "audits", "boards", "bundle", "calibrating", "cards"]

@@ -58,7 +58,8 @@ def evaluate(
     examples, loaded = api.examples.read(tokenizer, rows, length), api.evaluations.load(model, base)
     if against is not None:
         signed = api.certificates.read_certificate(against)
-        api.evaluations.check_against(api.scoring.captured(loaded, examples, batch), signed)
+        bundle = api.scoring.captured(loaded, examples, batch)
+        api.evaluations.check_against(bundle, signed, examples, against.parent)
         tell({"holds": True, "examples": examples.lines, "signatures": signed.signatures}, as_json=as_json)
         return
     with key_of(output / "key.pem" if key is None else key, output / "run") as signer:

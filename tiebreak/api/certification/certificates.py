@@ -274,6 +274,11 @@ def check(certificate: Certificate, found: Found, model: Path, *, resaved: bool 
             f"{model}: expected {words[0]}, got {words[1]}; the configuration decides the result as the tensors do, "
             "and a merged model has sums that whoever merged it rounded"
         )
+    if found.is_evaluation and wanted is not None:
+        path = model / folders.EVALUATION
+        said = JsonObject.parse(str(path), read_file(path, MAX_CONFIGURATION_BYTES), folders.MAX_NESTING)
+        for name, root in (("program", certificate.job.program_root), ("data", certificate.job.data_root)):
+            said.same(name, root.hex(), ", as the job has it")
     try:
         certificate.check_tensors(found.tensors)  # (5)
     except VerificationError as error:

@@ -15,7 +15,7 @@ ORIGINS: Final = {
 
 
 def documents(links: Sequence[LineageLink]) -> list[dict[str, Any]]:
-    """A lineage (`certificates.verify_lineage`) for other programs. start, base: numbers of links, from 1."""
+    """A lineage (`certificates.verify_lineage`) for other programs. start, base, scored: numbers of links, from 1."""
     return [
         {
             "weights": str(link.folder),
@@ -39,6 +39,7 @@ def lines(links: Sequence[LineageLink], required: Collection[Address]) -> list[s
             said += ["by nobody whom you require"] if required and not {*required} & {*link.signed.signers} else []
         said += [f"started from {one['start']}"] if "start" in one else []
         said += [f"trained on {one['base']}"] if "base" in one else []
+        said += [f"scores of {one['scored']}"] if "scored" in one else []
         chain.append(f"  {number}. {link.folder}: {'; '.join(said)}.")
         word += [f"  - {number}: {sentence}" for sentence in one["word"]]
     word.append("  - That each run was computed as agreed: its signers say so, and an audit finds out.")
@@ -46,7 +47,10 @@ def lines(links: Sequence[LineageLink], required: Collection[Address]) -> list[s
 
 
 def registered(links: Sequence[LineageLink]) -> list[str]:
-    """A sentence if the job that trained what was scored named the evaluation, so before there were weights."""
+    """A sentence if the job that trained what was scored names the evaluation.
+
+    So it did before there were weights, unless whoever signed that job did so after training.
+    """
     link = links[0]
     scored = link.origins.get("scored")
     if scored is None or scored.signed is None or link.found.configuration is None:
@@ -68,6 +72,8 @@ def ends(link: LineageLink) -> list[str]:
         first = f"The first weights{root}, drawn at random or from elsewhere, are"
     job = certificate.job
     said = [f"{first} what the client 0x{job.client.hex()} and the trainer 0x{job.trainer.hex()} agreed on."]
-    if certificate.adapter is not None and "base" not in link.origins:
-        said.append(f"The base has the root {certificate.adapter.root.hex()}: the signers say so.")
+    said = [] if link.signed.is_evaluation else said
+    if certificate.adapter is not None and not {"base", "scored"} & link.origins.keys():
+        what = "model" if link.signed.is_evaluation else "base"
+        said.append(f"The {what} has the root {certificate.adapter.root.hex()}: the signers say so.")
     return said

@@ -16,15 +16,15 @@ from torch import nn
 from tiebreak.api.certification.certificates import SignedCertificate
 from tiebreak.api.certification.folders import ADAPTER, EVALUATION, SCORES
 from tiebreak.api.certification.issuance import certify
-from tiebreak.api.evaluation import scoring
-from tiebreak.api.evaluation.scoring import ScoredExamples, evaluation_task, plan
 from tiebreak.api.machine import Machine
 from tiebreak.api.provenance import formats
 from tiebreak.api.provenance.source import FormatSource, metrics_in
 from tiebreak.api.signing.keys import new_key
+from tiebreak.api.training import scoring
 from tiebreak.api.training.bundle import Bundle
 from tiebreak.api.training.reading import open_directory
 from tiebreak.api.training.runs import agree
+from tiebreak.api.training.scoring import ScoredExamples, evaluation_task, plan
 from tiebreak.api.training.templates import loaded
 from tiebreak.engine.data.disk import make_folder, write_file
 from tiebreak.protocol.commitments.job import Job
@@ -78,8 +78,11 @@ def evaluate(
     return metrics_in(folder)
 
 
-def check_against(bundle: Bundle, signed: SignedCertificate) -> None:
-    """Raises `VerificationError` unless a certificate is for scores by this program, of this model and these data."""
+def check_against(bundle: Bundle, signed: SignedCertificate, examples: ScoredExamples, folder: Path) -> None:
+    """Raises `VerificationError` unless a certificate is for scores by this program, of this model and these data.
+
+    folder: that of the scores, whose metrics must have the names of these.
+    """
     job: Job = signed.certificate.job
     meanings = {"program_root": "another metric, length or size of batches", "data_root": "other examples",
                 "initial_state_root": "another model"}  # fmt: skip
@@ -88,3 +91,5 @@ def check_against(bundle: Bundle, signed: SignedCertificate) -> None:
             raise VerificationError(f"expected the {name} {root}, got {got}: {meanings[name]}")
     if not signed.is_evaluation or job.steps != bundle.steps:
         raise VerificationError(f"expected a certificate for the scores of {bundle.steps} steps, got another")
+    if (names := tuple(metrics_in(folder))) not in ((), examples.metrics):
+        raise VerificationError(f"{folder / EVALUATION}: expected metrics named {examples.metrics}, got {names}")

@@ -15,15 +15,16 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoTokenizer
 
-from tiebreak.api.evaluation.scoring import ScoredExamples
 from tiebreak.api.training import rows
 from tiebreak.api.training.finetuning import IGNORED, learnt_from, predicted, surprise
+from tiebreak.api.training.scoring import ScoredExamples
 from tiebreak.api.training.settings import FineTuning
 from tiebreak.api.training.templates import loaded, located
 from tiebreak.protocol.errors import ConfigurationError
 
 CHOICES: Final = ("prompt", "choices", "answer")
 LABELLED: Final = ("text", "label")
+MOST_CLASSES: Final = 1 << 31
 LEAST: Final = -1e30
 """The log-likelihood of a choice that a row lacks and another has."""
 
@@ -98,13 +99,19 @@ def _choices(tokenizer: Any, found: Sequence[tuple[str, Any]], length: int) -> S
 
 def _labelled(tokenizer: Any, found: Sequence[tuple[str, Any]], length: int) -> ScoredExamples:
     for where, row in found:
-        if not isinstance(row["text"], str) or type(row["label"]) is not int or row["label"] < 0:
+        if not isinstance(row["text"], str) or type(row["label"]) is not int or not 0 <= row["label"] < MOST_CLASSES:
             raise ConfigurationError(f"{where}: expected a text and the number of its class, got {str(row)[:200]}")
     try:
         texts = [row["text"] for _, row in found]
-        made = tokenizer(texts, padding=True, truncation=True, max_length=length, return_tensors="pt")
+        # On the right, where no position depends on the longest text.
+        made = tokenizer(
+            texts, padding=True, padding_side="right", truncation=True, max_length=length, return_tensors="pt"
+        )
     except ValueError as error:  # a tokenizer without a token to fill with
         raise ConfigurationError(f"expected a tokenizer that fills texts up to one length, got: {error}") from error
+    seen = made.get("attention_mask", torch.ones(len(found), 1)).any(1)
+    if not seen.all():
+        raise ConfigurationError(f"{found[int(seen.int().argmin())][0]}: expected a text with tokens, got none")
     return ScoredExamples(
         data={**made, "answer": torch.tensor([row["label"] for _, row in found])}, score=_class_score,
         columns=("accuracy", "loss"), metrics=("accuracy", "loss"),

@@ -50,7 +50,7 @@ def _fields(source: FormatSource) -> dict[str, Any]:
     base = hub_id(source.folder / folders.ADAPTER, BASE)
     if base and not Path(base).is_dir():  # then it is the path of the folder that the base was loaded from
         fields["base_model"] = base
-    if metrics := metrics_in(source.scores or source.folder):
+    if metrics := metrics_in(source.scores) if source.scores else source.metrics:
         name = source.folder.resolve().parent.name
         dataset = {"name": f"data root {source.signed.certificate.job.data_root.hex()}", "type": "local"}
         found = [{"type": name, "value": value} for name, value in metrics.items()]
@@ -77,7 +77,7 @@ def card_again(source: FormatSource, data: bytes) -> bytes | None:
 
 
 def _section(source: FormatSource) -> str:
-    signed, certificate, metrics = source.signed, source.certificate, metrics_in(source.folder)
+    signed, certificate, metrics = source.signed, source.certificate, source.metrics
     job, adapter = signed.certificate.job, signed.certificate.adapter
     what, does = ("scores", "scores") if metrics else ("weights", "trains")
     measured = "".join(f"| {name} | {value!r} |\n" for name, value in metrics.items() if re.fullmatch(WORDS, name))

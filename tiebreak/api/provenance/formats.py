@@ -95,7 +95,9 @@ def check(signed: SignedCertificate, model: Path, certificate: Path) -> Iterator
             continue
         data = read_file(path, MAX_BYTES)
         try:
-            again = kind.again(FormatSource(signed=signed, certificate=certificate.name, folder=place), data)
+            scores = model if model.is_dir() else None
+            source = FormatSource(signed=signed, certificate=certificate.name, folder=place, scores=scores)
+            again = kind.again(source, data)
         except VerificationError as error:
             raise type(error)(f"{path}: {error}") from error
         if again is not None and again != data:

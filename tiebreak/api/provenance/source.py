@@ -38,6 +38,11 @@ class FormatSource:
     pending: Mapping[str, bytes] = field(default_factory=dict)
     scores: Path | None = None
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The certified metrics, by name; none of weights."""
+        return metrics_in(self.scores or self.folder) if self.signed.is_evaluation else {}
+
     def fields(self) -> dict[str, Any]:
         """The fields that templates name (`filling`): the predicate's, empty if it lacks them, and a few more."""
         document = self.signed.certificate.document()

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from tiebreak.api.provenance.filling import fill, template
-from tiebreak.api.provenance.source import FormatSource, metrics_in, verify_command
+from tiebreak.api.provenance.source import FormatSource, verify_command
 from tiebreak.api.signing.attesting import SLSA, check_pem, public_pem, signed_for_others
 from tiebreak.protocol.commitments.dsse import Envelope, Payload
 from tiebreak.protocol.commitments.statement import FILE, STATEMENT_TYPE, hexed, is_list, payload_of, sign, signers_of
@@ -92,7 +92,7 @@ def _run_payload(source: FormatSource, pem: str) -> Payload:
         "level": "reproduced" if reproduced else "self_attested", "replay": "unverifiable" if logged else "same_bytes",
         "name": source.certificate, "command": verify_command(signed, source.certificate),
     }  # fmt: skip
-    predicate, metrics = fill(_TRAINING_RUN, values), metrics_in(source.folder)
+    predicate, metrics = fill(_TRAINING_RUN, values), source.metrics
     predicate |= {"metrics": metrics} if metrics else {}
     return payload_with(values["subject"], EVALUATION if metrics else PREDICATE, predicate, pem)
 

@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tiebreak.api.evaluation.scoring import ScoredExamples, captured, plan
 from tiebreak.api.machine import Machine
 from tiebreak.api.signing.keys import new_key
 from tiebreak.api.training.rows import Example, ReadRows
 from tiebreak.api.training.runs import Run, agree
+from tiebreak.api.training.scoring import ScoredExamples, captured, plan
 from tiebreak.api.training.settings import LOSSES, TUNING, FineTuning, Prepared, evaluations, remember
 from tiebreak.api.training.templates import ChatTemplate, Tokens, loaded, located
 from tiebreak.api.training.trainer import Step
@@ -230,6 +230,8 @@ def _window_score(model: Any, input_ids: Tensor, labels: Tensor) -> Tensor:
 
 def _preference_score(beta: float, model: Any, input_ids: Tensor, labels: Tensor) -> Tensor:
     """The loss of direct preference optimization for each pair, and 1."""
+    if not hasattr(model, "disable_adapter"):
+        raise ConfigurationError("expected an adapter on its base for rows of preferences, got a model without one")
     given = input_ids.flatten(0, 1), labels.flatten(0, 1)
     own = surprise(*predicted(model, *given))
     with torch.no_grad(), model.disable_adapter():
