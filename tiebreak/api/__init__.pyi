@@ -7,6 +7,7 @@ from tiebreak.api.builtin import loader
 from tiebreak.api.certification import attestation, certificates, claims, issuance, job_data, lineage, ownership
 from tiebreak.api.certification import job_receipts as job_receipts
 from tiebreak.api.certification import ordered_jobs as ordered_jobs
+from tiebreak.api.certification import removal as removal
 from tiebreak.api.chain import boards, chains, endings, onchain, weights
 from tiebreak.api.corpus import corpus_runs
 from tiebreak.api.data import importing
@@ -21,5 +22,5 @@ __all__ = ["about", "alarms", "attestation", "attesting", "audits", "boards", "b
 __all__ += ["certificates", "chains", "claims", "corpus_runs", "data", "disputes", "distributed", "endings"]
 __all__ += ["environment", "finetuning", "formats", "forward", "importing", "interpreters", "issuance", "job_data"]
 __all__ += ["job_receipts", "judging", "keys", "lineage", "loader", "monitoring", "offers", "onchain", "ordered_jobs"]
-__all__ += ["ownership", "progress", "qualification", "reading", "runs", "sampling", "sealing", "source", "trackers"]
-__all__ += ["weights", "x509_chains"]
+__all__ += ["ownership", "progress", "qualification", "reading", "removal", "runs", "sampling", "sealing", "source"]
+__all__ += ["trackers", "weights", "x509_chains"]
