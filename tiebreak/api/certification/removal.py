@@ -69,7 +69,7 @@ class Removal:
         """Makes the job. Raises `ConfigurationError` for programs without rows, or if rows or their copies are left."""
         found, job, removed = JobData(before), before.job, torch.tensor(sorted(set(rows)))
         (order, ids), keeps = (found.order, found.row_ids()), torch.ones(found.count, dtype=torch.bool)
-        if not len(removed) or not 0 <= removed[0] <= removed[-1] < len(keeps):
+        if not 0 < len(removed) < len(keeps) or not 0 <= removed[0] <= removed[-1] < len(keeps):
             raise ConfigurationError(f"expected numbers of some of {len(keeps):,} rows, from 0, got others")
         keeps[removed] = False
         gone = {ids[row] for row in removed.tolist()}
@@ -159,8 +159,10 @@ def check_removal(receipt: Path, before: RunDirectory, after: RunDirectory) -> R
     intoto.statement_of(envelope.payload, PREDICATE_TYPE, _DEPTH)
     if after.job.trainer not in intoto.signers_of(envelope, "receipt"):  # (2)
         raise SignatureError(f"receipt: expected a signature by {intoto.hexed(after.job.trainer)}, got none")
-    left = {*JobData(after).row_ids()}
-    removal = Removal.of(before, [n for n, one in enumerate(JobData(before).row_ids()) if one not in left])
+    left, rows = {*JobData(after).row_ids()}, JobData(before).row_ids()
+    if not 0 < len(gone := [n for n, one in enumerate(rows) if one not in left]) < len(rows):
+        raise VerificationError(f"{after.path}: expected data without some of {len(rows):,} rows, got others")
+    removal = Removal.of(before, gone)
     intoto.require_same(envelope.payload, removal.document(after), "what both runs say")  # (5)
     return removal
 

@@ -108,10 +108,9 @@ def order_of(body: Sequence[Instruction], value: int) -> ExampleOrder | None:
     found = {"": i}
     if isinstance(i.params, isa.GatherParams):
         table, step = (body[operand.value] for operand in i.operands)
-        kinds = table.function, step.opcode, step.function
-        is_list = len(table.shape) == 2 and kinds == _LIST_KINDS and isinstance(table.params, isa.Slot)
+        is_list = (table.function, step.opcode, step.function) == _LIST_KINDS and len(table.shape) == 2
         if is_list and i == _row_of_list(i.operands[0].value, i.operands[1].value, table.shape):
-            return ExampleOrder(i.numel, table.numel, None, "", table.params.name)
+            return ExampleOrder(i.numel, table.numel, None, "", getattr(table.params, "name", ""))
         return None
     if isinstance(i.params, isa.ShuffleParams):
         found[""], source, quotient = (body[operand.value] for operand in i.operands)
