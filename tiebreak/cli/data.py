@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def data() -> None:
-    """Import datasets, show ids of arrays, prove what a run's data had, and remove rows.
+    """Import datasets, show ids of arrays, prove what a run's data had.
 
     A job commits to its data by their ids. Data stay on the disk: an array of any size is read in blocks to compute its
     id, and a run maps it into memory and reads what each batch needs. `import` makes such arrays of arrays of other
@@ -145,7 +145,8 @@ def check(proof: Path, agreed: Path, before: Path | None, as_json: bool) -> int:
 
     AGREED names the job: its certificate, or the folder of its run. With that folder, the index of an absence is
     computed again from the data there. Exit codes: 0 it holds; 2 it does not; 3 it holds if the index in it is that of
-    the data, which a certificate does not tell.
+    the data, which a certificate does not tell. With --before, PROOF is the receipt of `tiebreak data unlearn`, and no
+    step is computed: `tiebreak audit` does that.
     """
     if before is not None:
         runs = map(api.reading.open_directory, (before, agreed))
@@ -176,7 +177,7 @@ def check(proof: Path, agreed: Path, before: Path | None, as_json: bool) -> int:
 def unlearn(
     run: Path, rows: Path, output: Path, key: Path, keep: str, machine: Machine, as_json: bool
 ) -> None:  # fmt: skip
-    """Train RUN again without some rows of its data, from before they were read.
+    """Train RUN again without some rows of its data.
 
     The result is, bit for bit, the run of a new job: the same program, initial state and number of steps, whose data
     lack the rows and list the order of the others. It goes on from the last checkpoint before any of the rows was read;
@@ -192,8 +193,11 @@ def unlearn(
 
 
 def _tell_removal(removal: "Removal", after: Path, *, as_json: bool) -> None:
-    roots = {"before": removal.before.root().hex(), "after": api.reading.open_directory(after).root().hex()}
-    opt.tell({"rows": [*removal.rows], "shared": removal.shared, **roots, "run": str(after)}, as_json=as_json)
+    new, old = api.reading.open_directory(after), removal.before.root().hex()
+    signer = f"0x{new.job.trainer.hex()}"
+    opt.tell({
+        "rows": [*removal.rows], "shared": removal.shared, "before": old, "after": new.root().hex(), "trainer": signer
+    }, as_json=as_json)  # fmt: skip
 
 
 def _write(output: Path, proof: DataProof, *, as_json: bool) -> None:
