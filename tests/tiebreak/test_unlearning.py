@@ -301,7 +301,7 @@ def test_rows_are_removed_from_a_run_that_lacks_others_already(new: RunDirectory
 
 def test_what_cannot_be_removed_is_refused_in_words(old: RunDirectory, tmp_path: Path) -> None:
     for rows in ([], [ROWS], [-1], range(ROWS)):
-        with pytest.raises(ConfigurationError, match=f"expected numbers of some of {ROWS} rows, from 0"):
+        with pytest.raises(ConfigurationError, match=f"expected some of {ROWS} rows, by numbers from 0 or values"):
             Removal.of(old, rows)
     twins = torch.arange(ROWS * 6.0).view(ROWS, 6)
     twins[4] = twins[20]

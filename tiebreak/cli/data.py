@@ -174,9 +174,7 @@ def check(proof: Path, agreed: Path, before: Path | None, as_json: bool) -> int:
 @opt.keep_option("all")
 @opt.machine_options("threads", "device")
 @opt.json_option
-def unlearn(
-    run: Path, rows: Path, output: Path, key: Path, keep: str, machine: Machine, as_json: bool
-) -> None:  # fmt: skip
+def unlearn(run: Path, rows: Path, output: Path, key: Path, keep: str, machine: Machine, as_json: bool) -> None:
     """Train RUN again without some rows of its data.
 
     The result is, bit for bit, the run of a new job: the same program, initial state and number of steps, whose data
@@ -193,11 +191,9 @@ def unlearn(
 
 
 def _tell_removal(removal: "Removal", after: Path, *, as_json: bool) -> None:
-    new, old = api.reading.open_directory(after), removal.before.root().hex()
-    signer = f"0x{new.job.trainer.hex()}"
-    opt.tell({
-        "rows": [*removal.rows], "shared": removal.shared, "before": old, "after": new.root().hex(), "trainer": signer
-    }, as_json=as_json)  # fmt: skip
+    new = api.reading.open_directory(after)
+    roots = {"before": removal.before.root().hex(), "after": new.root().hex(), "trainer": f"0x{new.job.trainer.hex()}"}
+    opt.tell({"rows": [*removal.rows], "shared": removal.shared, **roots}, as_json=as_json)
 
 
 def _write(output: Path, proof: DataProof, *, as_json: bool) -> None:
@@ -213,7 +209,7 @@ def _said(proof: DataProof, *, full: bool) -> dict[str, Any]:
         values = np.frombuffer(content, Element[part.dtype.name].numpy).tolist()
         each = prod(part.shape[1:])
         span = f"parts of rows {part.first // each} to {(part.first + part.count - 1) // each}"
-        row = (span if part.row is None else part.row) if is_row else "absent"
+        row = (span if part.row is None and part.shape[1:] else part.row) if is_row else "absent"
         found.append({
             "entry": part.name.decode(), "row": row, "first_element": part.first,
             "also_shown": part.also, "values": values if full else f"{len(values):,}: {str(values)[1:60]}",

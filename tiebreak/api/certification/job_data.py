@@ -55,11 +55,8 @@ class JobData:
         """The entry and the bytes of the one array in a .safetensors file. Raises `ConfigurationError` for others."""
         arrays = open_safetensors(path)
         name, size = ", ".join(arrays), sum(one.nbytes for one in arrays.values())
-        if (
-            name not in self.elements
-            or arrays[name].committed != self.spec[name][0]
-            or not 0 < size <= len(self._views[name])
-        ):
+        wrong = name not in self.elements or arrays[name].committed != self.spec[name][0]
+        if wrong or not 0 < size <= len(self._views[name]):
             wanted = ", ".join(f"{name} ({self.spec[name][0].name})" for name in self.elements)
             raise ConfigurationError(f"{path}: expected one array, of values of {wanted}, got {name}")
         return name, b"".join(map(bytes, arrays[name].blocks()))
@@ -130,9 +127,8 @@ class JobData:
         name, missing = self.values(values)
         index, (dtype, shape) = self.index(name), self.spec[name]
         if (row := identify(dtype, shape[1:], missing)) in index:
-            raise ConfigurationError(
-                f"{values}: expected values of no row, got those of row {self.find(None, values)[0][0]}"
-            )
+            (found, *_), _ = self.find(None, values)
+            raise ConfigurationError(f"{values}: expected values of no row, got those of row {found}")
         at = bisect(index, row) - 1
         nodes = tuple(hidden_nodes(Tree(index), len(index), (at, at + 1)))
         return DataProof.of(

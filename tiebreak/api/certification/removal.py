@@ -70,7 +70,9 @@ class Removal:
         found, job, removed = JobData(before), before.job, torch.tensor(sorted(set(rows)))
         (order, ids), keeps = (found.order, found.row_ids()), torch.ones(found.count, dtype=torch.bool)
         if not 0 < len(removed) < len(keeps) or not 0 <= removed[0] <= removed[-1] < len(keeps):
-            raise ConfigurationError(f"expected numbers of some of {len(keeps):,} rows, from 0, got others")
+            raise ConfigurationError(
+                f"expected some of {len(keeps):,} rows, by numbers from 0 or values, got all, none or others"
+            )
         keeps[removed] = False
         gone = {ids[row] for row in removed.tolist()}
         if copies := [n for n, one in enumerate(ids) if one in gone and keeps[n]]:
