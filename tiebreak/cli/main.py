@@ -122,7 +122,7 @@ CORE: Final = CommandSet(
         ["doctor", "corpus run", "data import", "data root", "capture", "calibrate", "agree", "train", "weights"],
         "train",
     )
-    | dict.fromkeys(["audit", "monitor", "dispute", "certify", "ownership prove"], "train")
+    | dict.fromkeys(["data unlearn", "audit", "monitor", "dispute", "certify", "ownership prove"], "train")
     | dict.fromkeys(["client", "trainer", "auditor", "watcher", "publish", "fetch"], "node,train"),
 )
 """The commands of the core, by what one does, in the order of the help. Each line fits into 80 columns."""
