@@ -21,9 +21,11 @@ from transformers import LlamaForCausalLM
 
 from tests.source_tree import ROOT
 from tests.tiebreak.hf_cases import llama, tokenizer
-from tests.tiebreak.parties import Once
+from tests.tiebreak.parties import PASSPHRASE, Commands, Once
 from tiebreak import ConfigurationError
+from tiebreak.api.certification.certificates import verify
 from tiebreak.api.evaluation.lm_eval_model import LogLikelihoodModel, Pair, run_tasks
+from tiebreak.cli.options import PASSPHRASE_VARIABLE
 
 pytestmark = pytest.mark.slow
 
@@ -116,12 +118,25 @@ def request(*texts: str) -> Instance:
     return Instance(request_type="loglikelihood", doc={}, arguments=texts, idx=0)
 
 
-@pytest.mark.parametrize(("name", "length"), [("ends", None), ("begins", 40)])
+@pytest.mark.parametrize(("name", "length", "certified"), [("ends", None, False), ("begins", 40, True)])
 def test_metrics_are_those_of_lm_evals_own_model(
-    models: Path, tmp_path: Path, name: str, length: int | None, hosts: list[object], cases: Callable[[], None]
-) -> None:
+    models: Path, tmp_path: Path, name: str, length: int | None, certified: bool, hosts: list[object],
+    cases: Callable[[], None], command: Commands, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     score, asked = Recorder(models / name), ["answers", "paragraphs"]
-    found = run_tasks(models / name, asked, TASKS, tmp_path, score=score, length=length)
+    if certified:
+        monkeypatch.setenv(PASSPHRASE_VARIABLE, PASSPHRASE)
+        tasks = [part for task in asked for part in ("--task", task)]
+        told = command(
+            "evaluate", models / name, *tasks, "--tasks", TASKS, "--length", length, "-o", tmp_path, "--json"
+        )
+        found = json.loads((tmp_path / "results.json").read_text())
+        assert json.loads(told)["results"] == found["results"]
+        for kind in ("loglikelihood", "loglikelihood_rolling"):
+            scores = tmp_path / kind / "scores"
+            assert verify(scores, scores / "certificate.json", base=models / name)[0].is_evaluation
+    else:
+        found = run_tasks(models / name, asked, TASKS, tmp_path, score=score, length=length)
     assert hosts == []
     other = simple_evaluate(
         model=theirs(models / name, length), tasks=asked, bootstrap_iters=0,
@@ -151,8 +166,8 @@ def test_metrics_are_those_of_lm_evals_own_model(
             for metric in metrics:
                 key = metric.removesuffix(",none")
                 assert mine[key] == near(own[key])
-    assert [kind for kind, _, _ in score.calls] == ["loglikelihood", "loglikelihood_rolling"]
-    assert {seen for _, seen, _ in score.calls} == {length or 256}
+    assert [kind for kind, _, _ in score.calls] == ["loglikelihood", "loglikelihood_rolling"] * (not certified)
+    assert {seen for _, seen, _ in score.calls} == {length or 256} - {length}
 
 
 def test_requests_are_the_data_in_their_order(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -138,6 +138,7 @@ EXTRAS: Final = {
     **dict.fromkeys(["anyio", "h11", "prometheus_client", "sqlalchemy", "starlette", "uvicorn"], "node"),
     **dict.fromkeys(["datasets", "pyarrow", "tokenizers", "transformers"], "hf"),
     **dict.fromkeys(["peft", "trl", "yaml"], "finetune"),
+    "lm_eval": "lm-eval",
     **dict.fromkeys(["jsonschema", "multipart", "python_multipart"], "serve"),
 }
 """Optional libraries, and the extra of the package that installs each."""

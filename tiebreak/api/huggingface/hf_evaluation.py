@@ -8,11 +8,11 @@ from torch import Tensor
 from transformers import Trainer
 
 from tiebreak.api.evaluation.evaluations import evaluate as certified
-from tiebreak.api.evaluation.scoring import ScoredExamples
 from tiebreak.api.huggingface.objective import check_padding, objective, ready
 from tiebreak.api.huggingface.recording import Recording, columns
 from tiebreak.api.machine import Machine
 from tiebreak.api.signing.keys import new_key
+from tiebreak.api.training.scoring import ScoredExamples
 from tiebreak.engine.capture.step_run import replaced, same_draws
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError
