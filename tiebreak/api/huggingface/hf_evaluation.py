@@ -30,8 +30,9 @@ def evaluate(
     Run and scores are in `output_dir/eval-STEP`, by the prefix and the trainer's step. The trainer logs the result and
     tells its callbacks, as ever.
 
-    key: of whoever evaluates [default: a throwaway key]. machine: how this process computes [default: on the trainer's
-    device]. Raises `ConfigurationError` for metrics in Python (`compute_metrics`), which no program follows.
+    trainer: a `transformers.Trainer` or a subclass. eval_dataset, metric_key_prefix: as in `trainer.evaluate`. key: of
+    whoever evaluates [default: a throwaway key]. machine: how this process computes [default: on the trainer's device].
+    Raises `ConfigurationError` for metrics in Python (`compute_metrics`), which no program follows.
     """
     held: Any = trainer
     if held.compute_metrics is not None:
