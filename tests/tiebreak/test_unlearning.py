@@ -427,6 +427,17 @@ def test_the_command_removes_rows_and_checks_its_receipt(
     assert "expected data without some of 20 rows" in line
     line = command.error("data", "check", tmp_path / "list" / RECEIPT, tmp_path / "lines", "--before", run, code=2)
     assert "expected what both runs say" in line
+    for hostile in (
+        b"",
+        b"{}",
+        b"[" * 10_000,
+        b"{" + b" " * (1 << 18),
+        (tmp_path / "list" / RECEIPT).read_bytes()[:-9],
+    ):
+        (tmp_path / "hostile").write_bytes(hostile)
+        line = command.error("data", "check", tmp_path / "hostile", tmp_path / "list", "--before", run, code=2)
+        assert line.startswith("EncodingError: ")
+        assert len(line) < 300
     command("data", "absent", tmp_path / "list", "--values", values, "-o", tmp_path / "absence")
     assert command.tell("data", "check", tmp_path / "absence", tmp_path / "list")["holds"] is True
     command("data", "unlearn", run, "--rows", values, "-o", tmp_path / "one", "--key", key)
