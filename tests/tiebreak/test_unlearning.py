@@ -318,6 +318,20 @@ def test_what_cannot_be_removed_is_refused_in_words(old: RunDirectory, tmp_path:
         Removal.of(RunDirectory.open(made.directory), [1])
 
 
+def test_hostile_orders_are_refused(removal: Removal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list with numbers of no rows, and more draws than anybody looks at."""
+    terms: dict[str, Any] = {"client": CLIENT, "trainer": TRAINER, "terms": Terms(), "domain": OFF_CHAIN}
+    for number in (ROWS, -1):
+        order = removal.bundle.data[LIST].clone()
+        order[-1, -1] = number
+        bundle = replace(removal.bundle, data={**removal.bundle.data, LIST: order})
+        with pytest.raises(EncodingError, match=f"expected an order of {ROWS - 3} rows, got others in it"):
+            Removal.of(agree_on(bundle, tmp_path / f"{number}", **terms), [1])
+    monkeypatch.setattr("tiebreak.api.certification.removal.MAX_DRAWS", 4 * STEPS - 1)
+    with pytest.raises(ConfigurationError, match="expected at most 95 draws of rows, got 96"):
+        Removal.of(removal.before, [1])
+
+
 def replace_labels(task: Task) -> Task:
     return of(x=torch.as_tensor(task.data["x"]), data={"y": torch.zeros(ROWS, dtype=torch.int64)})
 
@@ -427,6 +441,17 @@ def test_the_command_removes_rows_and_checks_its_receipt(
     assert "expected data without some of 20 rows" in line
     line = command.error("data", "check", tmp_path / "list" / RECEIPT, tmp_path / "lines", "--before", run, code=2)
     assert "expected what both runs say" in line
+    for hostile in (
+        b"",
+        b"{}",
+        b"[" * 10_000,
+        b"{" + b" " * (1 << 18),
+        (tmp_path / "list" / RECEIPT).read_bytes()[:-9],
+    ):
+        (tmp_path / "hostile").write_bytes(hostile)
+        line = command.error("data", "check", tmp_path / "hostile", tmp_path / "list", "--before", run, code=2)
+        assert line.startswith("EncodingError: ")
+        assert len(line) < 300
     command("data", "absent", tmp_path / "list", "--values", values, "-o", tmp_path / "absence")
     assert command.tell("data", "check", tmp_path / "absence", tmp_path / "list")["holds"] is True
     command("data", "unlearn", run, "--rows", values, "-o", tmp_path / "one", "--key", key)

@@ -42,7 +42,7 @@ from tiebreak.protocol.commitments.dsse import MAX_ENVELOPE_BYTES, Envelope
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.terms import Terms
-from tiebreak.protocol.errors import ConfigurationError, SignatureError, VerificationError, own_file
+from tiebreak.protocol.errors import ConfigurationError, EncodingError, SignatureError, VerificationError, own_file
 from tiebreak.protocol.program.example_order import ExampleOrder, list_examples
 from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode
 from tiebreak.protocol.tags import Digest
@@ -50,6 +50,8 @@ from tiebreak.protocol.tags import Digest
 PREDICATE_TYPE: Final = "urn:tiebreak:removal:1"
 RECEIPT: Final = "removal.json"
 """The file of the receipt, in the folder of the new run."""
+MAX_DRAWS: Final = 1 << 30
+"""The most draws of rows that are looked at, of 8 bytes each: a job may name any number of steps."""
 MAX_ROWS_BYTES: Final = 1 << 24
 RULES: Final = ("steps", "checkpoint_interval", "policy", "precision", "tolerances")
 _DEPTH: Final = 6
@@ -70,9 +72,7 @@ class Removal:
         found, job, removed = JobData(before), before.job, torch.tensor(sorted(set(rows)))
         (order, ids), keeps = (found.order, found.row_ids()), torch.ones(found.count, dtype=torch.bool)
         if not 0 < len(removed) < len(keeps) or not 0 <= removed[0] <= removed[-1] < len(keeps):
-            raise ConfigurationError(
-                f"expected some of {len(keeps):,} rows, by numbers from 0 or values, got all, none or others"
-            )
+            raise ConfigurationError(f"expected some of {len(keeps):,} rows, by numbers from 0 or values, got others")
         keeps[removed] = False
         gone = {ids[row] for row in removed.tolist()}
         if copies := [n for n, one in enumerate(ids) if one in gone and keeps[n]]:
@@ -81,7 +81,11 @@ class Removal:
         old, data, wanted = torch.empty(0), before.data(), job.steps * order.each
         left, count = old, max(wanted, order.epoch)
         while len(left) < wanted:
+            if count > MAX_DRAWS:
+                raise ConfigurationError(f"expected at most {MAX_DRAWS:,} draws of rows, got {count:,}")
             old = _draws(order, count, data)
+            if not 0 <= old.min() <= old.max() < len(keeps):
+                raise EncodingError(f"{before.path}: expected an order of {len(keeps):,} rows, got others in it")
             left, count = old[keeps[old]], 2 * count
             if not len(left):
                 raise ConfigurationError("expected rows that are read to be left, got none")

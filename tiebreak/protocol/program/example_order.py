@@ -40,14 +40,14 @@ class ExampleOrder(NamedTuple):
     seed: str
     listed: str = ""
 
-    def reads(self, example: int, steps: int, seed: int, listed: Iterable[int] = ()) -> Iterator[tuple[int, int, int]]:
+    def reads(self, example: int, steps: int, seed: int, rows: Iterable[int] = ()) -> Iterator[tuple[int, int, int]]:
         """Every read of an example in the first `steps` steps, exactly: step and epoch, from 1, and place, from 0.
 
-        The time grows with the number of epochs, or the length of a list. Raises `ConfigurationError` above
-        `MAX_EPOCHS`.
+        rows: the list, if there is one. The time grows with its length, or the number of epochs. Raises
+        `ConfigurationError` above `MAX_EPOCHS`.
         """
         if self.listed:
-            draws = (draw for draw, read in enumerate(listed) if read == example and draw < steps * self.each)
+            draws = (draw for draw, read in enumerate(rows) if read == example and draw < steps * self.each)
             yield from ((draw // self.each + 1, 1, draw % self.each) for draw in draws)
             return
         if (epochs := -(-steps * self.each // self.epoch)) > MAX_EPOCHS:
