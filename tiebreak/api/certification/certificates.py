@@ -264,11 +264,15 @@ def check(certificate: Certificate, found: Found, model: Path, *, resaved: bool 
     """Raises `VerificationError` unless these are the weights of a certificate."""
     wanted = None if certificate.adapter is None else certificate.adapter.configuration
     if wanted != found.configuration:
+        kinds = [("adapter", ADAPTER), ("evaluation", folders.EVALUATION)]
         words = [
             "a model"
             if digest is None
-            else f"the folder of an adapter or evaluation whose configuration has SHA-256 {digest.hex()}"
-            for digest in (wanted, found.configuration)
+            else "the folder of an {} whose {} has SHA-256 {}".format(*kinds[is_evaluation], digest.hex())
+            for digest, is_evaluation in (
+                (wanted, [*certificate.files] == [folders.SCORES]),
+                (found.configuration, found.is_evaluation),
+            )
         ]
         raise VerificationError(
             f"{model}: expected {words[0]}, got {words[1]}; the configuration decides the result as the tensors do, "
