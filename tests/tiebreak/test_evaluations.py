@@ -121,9 +121,13 @@ def make(folder: Path) -> None:
     evaluate(model_of(folder / "base"), points(), folder / "out", key=TRAINER, machine=PLAIN, progress=False)
 
 
-@pytest.fixture
-def here(once: Once, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(autouse=True)
+def passphrase(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PASSPHRASE_VARIABLE, PASSPHRASE)
+
+
+@pytest.fixture
+def here(once: Once, tmp_path: Path) -> Path:
     return shutil.copytree(once("evaluations", make), tmp_path / "here")
 
 
@@ -142,7 +146,7 @@ def test_scores_with_a_certificate_show_model_metrics_and_that_they_were_registe
 ) -> None:
     out, expected = here / "out" / "scores", of_classes(model_of(here / "base"), **points().data).mean(0).tolist()
     told = command(*checked(here, "--base-certificate", here / "base.json"))
-    assert f"{here / 'base'} is the model that was scored: that state has its tensors too." in told
+    assert f"{here / 'base'} is what was scored: that state has its tensors too." in told
     assert f"Pre-registered: job {RunDirectory.open(here / 'run').job.id.hex()}, which made {here / 'base'}" in told
     assert "scores of 2." in told
     assert "  - 1: " not in told, "of the first state there is no more to be said than whose scores they are"
@@ -207,7 +211,7 @@ FORGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "metrics in the file": (partial(resave, lambda t: t[METRICS].fill_(1)), "expected tensors under state root"),
     "a tensor left out": (partial(resave, lambda t: t.pop(METRICS)), "expected .* tensors"),
     "the name of a metric": (
-        partial(says, metrics=["F1", "loss"]), "evaluation whose evaluation.json has SHA-256 .*, got the folder of an eval"
+        partial(says, metrics=["F1", "loss"]), "evaluation whose evaluation.json has SHA-256 .*, got the folder"
     ),
     "examples as they were registered": (
         partial(signs, data="ab" * 32), "evaluation.json, data: expected .*, as the job has it, got 'abab"
@@ -304,7 +308,7 @@ def test_a_forged_score_is_found_by_an_audit_of_it_and_convicted_at_one_number(h
 def test_no_other_evaluation_passes_for_the_registered_one(here: Path, command: Commands) -> None:
     signs(here, rows="easier.jsonl")
     told = command(*checked(here, "--base-certificate", here / "base.json"))
-    assert "is the model that was scored" in told
+    assert "is what was scored" in told
     assert "Pre-registered" not in told
 
 
@@ -575,26 +579,20 @@ def test_an_adapter_is_scored_on_its_base_and_checked_without_torch(words: Path,
     (adapter / "README.md").unlink()
     given: list[object] = ["evaluate", adapter, "--base", model, "--length", 64, "--threads", 1]
     on = ["--on", written(words, QUESTIONS)]
-    found = command.tell(*given, *on, "-o", out, "--key", key(words, command))
+    found = command.tell(*given, *on, "-o", out)
     scored = load_file(out / "scores" / SCORES)
     examples = rows.read(model, words / "rows.jsonl", 64)
     assert [*found["metrics"].values()] == scored[METRICS].tolist() == scores(adapted(words), examples)[-3:].tolist()
     told = command(*found["verify"].split()[1:])
-    assert f"{adapter} is the model that was scored" in told
+    assert f"{adapter} is what was scored" in told
     blocked = [sys.executable, ROOT / "tests" / "light" / "blocked.py", *found["verify"].split()[1:]]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(blocked, capture_output=True, text=True, env=environment, check=False)
     assert done.stdout == told, done.stderr
     against = ["--against", out / "scores" / "certificate.json"]
     assert command.tell(*given, *on, *against)["holds"]
-    assert "other examples" in command.error(
-        *given, "--on", written(words, [QUESTIONS[0] | {"answer": 1}, *QUESTIONS[1:]]), *against, code=2
-    )
-    for more, said in (([], "got both or neither"), ([*on, "--task", "x"], "got both or neither")):
-        assert said in command.error("evaluate", model, *more)
-    assert "expected a base with an adapter" in command.error("evaluate", adapter, *on, "-o", out)
-
-
-def key(folder: Path, command: Commands) -> Path:
-    command("key", folder.parent / "own.pem")
-    return folder.parent / "own.pem"
+    others = written(words, [QUESTIONS[0] | {"answer": 1}, *QUESTIONS[1:]])
+    assert "other examples" in command(*given, "--on", others, *against, code=2)
+    for more in ([], [*on, "--task", "x"]):
+        assert "expected --on or --task, got both or neither" in command("evaluate", model, *more, code=1)
+    assert "expected a base with an adapter" in command("evaluate", adapter, *on, "-o", out, code=1)
