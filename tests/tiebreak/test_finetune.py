@@ -127,7 +127,8 @@ def test_preferences_are_learnt_as_trl_learns_them(here: Path, command: Commands
     found = command.tell("finetune", *given, "-o", here / "out")
     run = tiebreak.open_run(found["run"])
     assert (run.steps, run.audit().agrees) == (12, True)
-    assert found["evaluation"] < torch.log(torch.tensor(2.0)).item(), "three of four rows prefer the same answer"
+    loss = found["evaluation"]["loss"]
+    assert loss < torch.log(torch.tensor(2.0)).item(), "three of four rows prefer the same answer"
     assert "4 pairs of answers" in found["data"][0]
     base = LlamaForCausalLM.from_pretrained(here / "model", dtype=torch.float32)
     adapter = here / "out" / "adapter"
@@ -150,7 +151,7 @@ def test_preferences_are_learnt_as_trl_learns_them(here: Path, command: Commands
         peft_config=PeftConfig.from_pretrained(adapter),
     )  # fmt: skip
     set_peft_model_state_dict(trainer.model, load_file(adapter / "adapter_model.safetensors"))
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(found["evaluation"], rel=1e-5)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(loss, rel=1e-5)
 
 
 def test_rows_of_preferences_are_checked(tmp_path: Path) -> None:
@@ -197,14 +198,15 @@ def test_finetune_applies_its_settings_and_the_card_loads_the_adapter(
     with torch.no_grad():
         logits = model(input_ids=held.ids).logits[:, :-1].flatten(0, 1)
         loss = torch.nn.functional.cross_entropy(logits, held.labels[:, 1:].flatten())
-        assert evaluations(run.directory)[run.steps] == found["evaluation"] == pytest.approx(loss.item(), rel=1e-5)
+        measured_loss = evaluations(run.directory)[run.steps]
+        assert [measured_loss, found["evaluation"]["loss"]] == pytest.approx([loss.item()] * 2, rel=1e-5)
         merged = LlamaForCausalLM.from_pretrained(here / "merged", dtype=torch.float32)
         torch.testing.assert_close(merged(held.ids).logits, model(held.ids).logits)
     assert "not certified" in (here / "merged" / "README.md").read_text()
     assert found["merged"].endswith("(not certified)")
     card = (here / "out" / "adapter" / "README.md").read_text()
     assert all(f"- {finetuning._prose(line)}\n" in card for line in found["data"])
-    assert f"- evaluation loss after step {run.steps}: {found['evaluation']:.4f}\n" in card
+    assert f"- evaluation loss after step {run.steps}: {found['evaluation']['loss']:.4f}\n" in card
     (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     (here / "out" / "model").symlink_to(here / "model")
     done = subprocess.run([sys.executable, "-c", code], cwd=here / "out", capture_output=True, text=True, check=False)
@@ -212,6 +214,13 @@ def test_finetune_applies_its_settings_and_the_card_loads_the_adapter(
     assert done.stdout.startswith("<|user|>Hello!<eos>")
     command(*(verify_line := found["verify"].split()[1:]))
     command("verify", here / "merged", *verify_line[2:], code=2)
+    adapter, scores = here / "out" / "adapter", here / "out" / "evaluation" / "scores"
+    lineage = ["--base", adapter, "--base", here / "model", "--base-certificate", adapter / "certificate.json"]
+    told = command("verify", scores, scores / "certificate.json", *lineage)
+    assert f"{adapter} is what was scored" in told
+    assert f"Pre-registered: job {run.job.id.hex()}, which made {adapter}, has the digest of evaluation.json" in told
+    results = ModelCard(card).data.eval_results
+    assert {one.metric_type: one.metric_value for one in results} == found["evaluation"]
 
 
 @pytest.mark.slow

@@ -83,7 +83,9 @@ def evaluate(
         )
     certificate = output / "scores" / api.evaluations.CERTIFICATE
     verify = ["tiebreak", "verify", certificate.parent, certificate, "--base", model]
-    verify += [] if base is None else ["--base-certificate", model / "certificate.json", "--base", base]
+    own = model / certificate.name
+    verify += ["--base-certificate", own] if own.is_file() else []
+    verify += [] if base is None else ["--base", base]
     tell({
         "examples": examples.lines, "metrics": metrics, "certificate": str(certificate),
         "verify": shlex.join([*map(str, verify), "--require", f"0x{signer.address.hex()}"]),

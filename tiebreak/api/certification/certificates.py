@@ -13,6 +13,7 @@ gives (4) and (5).
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 from hashlib import sha256
@@ -152,7 +153,8 @@ def read_certificate(path: Path) -> SignedCertificate:
 class LineageLink:
     """Weights in a lineage. signed: their certificate, if one was given.
 
-    origins: what they come from: `start`, which their run started from, `base`, and `scored`, the model of scores.
+    origins: what they come from: `start`, which their run started from, and `base`; and of scores `scored`, the model
+    or adapter that they are of, and `under`, the base of that adapter.
     """
 
     folder: Path
@@ -200,16 +202,14 @@ def verify_lineage(
 def _lineage(made: Sequence[LineageLink]) -> list[LineageLink]:
     """The first link, and all others, as it leads to them. Raises `VerificationError` (7)."""
     links, why = [made[0]], dict[LineageLink, str]()
-    whole = {
-        name: tensor for link in made if link.found.configuration is None for name, tensor in link.found.tensors.items()
-    }
+    given = [link.found for link in made[1:]]
     starts_first = sorted(made, key=lambda link: link.found.configuration is None)
     for link in links:  # which grow
         if link.signed is None:
             continue
         for other in starts_first:
             try:
-                role = _role(link.signed.certificate, link.found, other.found, whole)
+                role = _role(link.signed.certificate, link.found, other.found, given)
             except VerificationError as error:
                 why.setdefault(other, str(error))
                 continue
@@ -246,13 +246,18 @@ def _checked(path: Path, found: Found, signed: SignedCertificate | None, *, resa
     return found
 
 
-def _role(certificate: Certificate, found: Found, other: Found, whole: Mapping[str, Digest]) -> str:
-    """Whether others are the `base` or the `start` of certified weights. Raises `VerificationError` if neither (7).
+def _role(certificate: Certificate, found: Found, other: Found, given: Sequence[Found]) -> str:
+    """The name of the origin that others are of certified weights. Raises `VerificationError` if they are none (7).
 
-    whole: the tensors of all models given, on which an adapter that was evaluated stands.
+    given: all that may be origins, for an adapter that was scored stands on another of these.
     """
-    if certificate.adapter is not None and (other.configuration is None or found.is_evaluation > other.is_evaluation):
-        certificate.check_base(found.tensors, {**(whole if other.configuration else {}), **other.tensors})
+    if found.is_evaluation and not other.is_evaluation:
+        for one in (one for one in given if (one.configuration is None) != (other.configuration is None)):
+            with suppress(VerificationError):
+                certificate.check_base(found.tensors, one.tensors | other.tensors)
+                return "under" if other.configuration is None else "scored"
+    if certificate.adapter is not None and other.configuration is None:
+        certificate.check_base(found.tensors, other.tensors)
         return "scored" if found.is_evaluation else "base"
     if {*other.tensors.values()} == {*found.tensors.values()}:
         raise VerificationError("start: expected weights that training changed, got those that it ended with")
@@ -264,11 +269,15 @@ def check(certificate: Certificate, found: Found, model: Path, *, resaved: bool 
     """Raises `VerificationError` unless these are the weights of a certificate."""
     wanted = None if certificate.adapter is None else certificate.adapter.configuration
     if wanted != found.configuration:
+        kinds = [("adapter", ADAPTER), ("evaluation", folders.EVALUATION)]
         words = [
             "a model"
             if digest is None
-            else f"the folder of an adapter or evaluation whose configuration has SHA-256 {digest.hex()}"
-            for digest in (wanted, found.configuration)
+            else "the folder of an {} whose {} has SHA-256 {}".format(*kinds[is_evaluation], digest.hex())
+            for digest, is_evaluation in (
+                (wanted, [*certificate.files] == [folders.SCORES]),
+                (found.configuration, found.is_evaluation),
+            )
         ]
         raise VerificationError(
             f"{model}: expected {words[0]}, got {words[1]}; the configuration decides the result as the tensors do, "

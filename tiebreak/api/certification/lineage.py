@@ -10,12 +10,13 @@ from tiebreak.protocol.commitments.eip712 import Address
 ORIGINS: Final = {
     "start": "is what the run started from: its first state has these tensors in the same places.",
     "base": "is the base that these adapters were trained on: that state has its frozen tensors too.",
-    "scored": "is the model that was scored: that state has its tensors too.",
+    "scored": "is what was scored: that state has its tensors too.",
+    "under": "is the base of the adapter that was scored: that state has its tensors too.",
 }
 
 
 def documents(links: Sequence[LineageLink]) -> list[dict[str, Any]]:
-    """A lineage (`certificates.verify_lineage`) for other programs. start, base, scored: numbers of links, from 1."""
+    """A lineage (`certificates.verify_lineage`) for other programs. Origins: numbers of links, from 1."""
     return [
         {
             "weights": str(link.folder),

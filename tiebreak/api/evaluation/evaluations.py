@@ -100,8 +100,8 @@ def check_against(bundle: Bundle, signed: SignedCertificate, examples: ScoredExa
     folder: that of the scores, whose metrics must have the names of these.
     """
     job: Job = signed.certificate.job
-    meanings = {"program_root": "another metric, length or size of batches", "data_root": "other examples",
-                "initial_state_root": "another model"}  # fmt: skip
+    meanings = {"program_root": "another metric, number or length of examples, or size of batches",
+                "data_root": "other examples", "initial_state_root": "another model"}  # fmt: skip
     for name, root in bundle.roots().items():
         if (got := getattr(job, name).hex()) != root:
             raise VerificationError(f"expected the {name} {root}, got {got}: {meanings[name]}")

@@ -234,8 +234,11 @@ def _preference_score(beta: float, model: Any, input_ids: Tensor, labels: Tensor
         raise ConfigurationError("expected an adapter on its base for rows of preferences, got a model without one")
     given = input_ids.flatten(0, 1), labels.flatten(0, 1)
     own = surprise(*predicted(model, *given))
+    frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
     with torch.no_grad(), model.disable_adapter():
         reference = surprise(*predicted(model, *given))
+    for parameter in frozen:  # as PEFT leaves them only in training
+        parameter.requires_grad_(False)
     better, worse = (reference - own).reshape(-1, 2).unbind(1)
     lost = -F.logsigmoid(beta * (better - worse))
     return torch.stack([lost, torch.ones_like(lost)], 1)
