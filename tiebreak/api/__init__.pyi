@@ -20,7 +20,7 @@ from tiebreak.api.chain import boards, chains, endings, onchain, weights
 from tiebreak.api.corpus import corpus_runs
 from tiebreak.api.data import importing
 from tiebreak.api.disputing import disputes, judging
-from tiebreak.api.evaluation import evaluations, examples, lm_eval_model
+from tiebreak.api.evaluation import evaluations, examples, generation, lm_eval_model
 from tiebreak.api.machine import environment, interpreters, qualification
 from tiebreak.api.provenance import about, cards, formats, source, x509_chains
 from tiebreak.api.signing import attesting, keys
@@ -29,7 +29,8 @@ from tiebreak.api.watching import alarms, monitoring, sampling
 
 __all__ = ["about", "alarms", "attestation", "attesting", "audits", "boards", "bundle", "calibrating", "cards"]
 __all__ += ["certificates", "chains", "claims", "corpus_runs", "data", "disputes", "distributed", "endings"]
-__all__ += ["environment", "evaluations", "examples", "finetuning", "formats", "forward", "importing", "interpreters"]
-__all__ += ["issuance", "job_data", "job_receipts", "judging", "keys", "lineage", "lm_eval_model", "loader"]
-__all__ += ["monitoring", "offers", "onchain", "ordered_jobs", "ownership", "progress", "qualification", "reading"]
-__all__ += ["removal", "runs", "sampling", "scoring", "sealing", "source", "trackers", "weights", "x509_chains"]
+__all__ += ["environment", "evaluations", "examples", "finetuning", "formats", "forward", "generation", "importing"]
+__all__ += ["interpreters", "issuance", "job_data", "job_receipts", "judging", "keys", "lineage", "lm_eval_model"]
+__all__ += ["loader", "monitoring", "offers", "onchain", "ordered_jobs", "ownership", "progress", "qualification"]
+__all__ += ["reading", "removal", "runs", "sampling", "scoring", "sealing", "source", "trackers", "weights"]
+__all__ += ["x509_chains"]

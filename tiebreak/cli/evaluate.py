@@ -90,3 +90,54 @@ def evaluate(
         "examples": examples.lines, "metrics": metrics, "certificate": str(certificate),
         "verify": shlex.join([*map(str, verify), "--require", f"0x{signer.address.hex()}"]),
     }, as_json=as_json)  # fmt: skip
+
+
+@click.command()
+@click.argument("model", type=FOLDER)
+@click.argument("prompts", type=ROWS)
+@click.option("--base", type=FOLDER, help="The model that MODEL, the folder of an adapter, is for.")
+@output_option("answers", "New or empty folder for answers, run and scores.")
+@number("--answers", 1, 1024, 1, "Answers to each prompt, which differ by their noise alone.")
+@number("--length", 1, None, 128, "The most tokens of an answer.")
+@click.option("--temperature", type=click.FloatRange(0), default=1.0, show_default=True,
+              help="Divides the logits before noise is added; at 0 there is no noise.")  # fmt: skip
+@number("--seed", 0, (1 << 63) - 1, 0, "Seed of the noise.")
+@click.option("--key", type=FILE, help="Key file that signs.  [default: key.pem in OUTPUT, made if need be]")
+@machine_options("threads", "device")
+@json_option
+def generate(
+    model: Path, prompts: Path, base: Path | None, output: Path, answers: int, length: int, temperature: float,
+    seed: int, key: Path | None, machine: Machine, as_json: bool,
+) -> None:  # fmt: skip
+    """Sample answers of MODEL to PROMPTS, which anyone can check.
+
+    PROMPTS are rows with a `prompt`. Each token of an answer follows from the tokens before it, the weights and the
+    seed, so there is one answer for a seed, and no choice among many. OUTPUT/answers.jsonl has the answers.
+    They are then checked by the program, token by token, as an evaluation of that file: OUTPUT/scores has a certificate
+    whose metric `sampled` is 1 if all are as they have to be. Needs the extra `finetune`.
+    """
+    if output.exists() and any(output.iterdir()):
+        raise ConfigurationError(f"expected a new or empty folder, got {output}; choose another")
+    tokenizer = model if (model / "tokenizer_config.json").is_file() or base is None else base
+    asked, loaded = api.generation.prompts_in(tokenizer, prompts), api.evaluations.load(model, base)
+    sampler = api.generation.ExactSampler(
+        model=loaded, prompts=[tokens for _, tokens in asked], answers=answers, length=length, temperature=temperature,
+        seed=seed, end=api.generation.ends_of(loaded), machine=machine,
+    )  # fmt: skip
+    with api.progress.on_stderr("sampling", len(asked), 0, quiet=as_json) as on_step:
+        found = sampler.run(on_step)
+    with key_of(output / "key.pem" if key is None else key, output / "run") as signer:
+        path = output / "answers.jsonl"
+        api.generation.write(path, tokenizer, [text for text, _ in asked], sampler, found)
+        examples = api.examples.read(tokenizer, path, sampler.width)
+        metrics = api.evaluations.evaluate(
+            loaded, examples, output, key=signer, described=measured_on(path, sampler.width, 1), machine=machine,
+            progress=not as_json,
+        )  # fmt: skip
+    certificate = output / "scores" / api.evaluations.CERTIFICATE
+    verify = ["tiebreak", "evaluate", model, "--on", path, "--against", certificate]
+    tell({
+        "answers": str(path), "tokens": found.drafted, "corrected": found.corrected, "metrics": metrics,
+        "certificate": str(certificate), "signed by": f"0x{signer.address.hex()}",
+        "check": shlex.join(map(str, verify)),
+    }, as_json=as_json)  # fmt: skip

@@ -78,6 +78,7 @@ CORE: Final = CommandSet(
         "Train": {
             "finetune": "Fine-tune a model by LoRA, as a run that anyone can check.",
             "evaluate": "Score MODEL on examples, as a run that anyone can check.",
+            "generate": "Sample answers of MODEL to PROMPTS, which anyone can check.",
             "serve": "Run a fine-tuning service for OpenAI's clients.",
             "data": "Import datasets, show ids of arrays, prove what a run's data had.",
             "capture": "Capture TASK as a program that runs anywhere without its code.",
@@ -113,11 +114,11 @@ CORE: Final = CommandSet(
             "chain": "Deploy contracts, list jobs and games, send what a job needs.",
         },
     },
-    modules={"judge": "dispute", "devnet": "chain"}
+    modules={"judge": "dispute", "devnet": "chain", "generate": "evaluate"}
     | dict.fromkeys(["verify", "ownership"], "certify")
     | dict.fromkeys(["publish", "fetch", "weights"], "share")
     | dict.fromkeys(["client", "trainer", "auditor", "watcher", "hub"], "party"),
-    needs={"finetune": "finetune", "evaluate": "finetune", "hub": "node", "serve": "serve"}
+    needs={"finetune": "finetune", "evaluate": "finetune", "generate": "finetune", "hub": "node", "serve": "serve"}
     | dict.fromkeys(
         ["doctor", "corpus run", "data import", "data root", "capture", "calibrate", "agree", "train", "weights"],
         "train",
@@ -230,8 +231,7 @@ def needed(words: Sequence[str]) -> str:
 def tiebreak(context: click.Context) -> None:
     """Train models so that anyone can check the result; `tiebreak demo` shows how, and `tiebreak COMMAND -h` a command.
 
-    Exit codes: 0 done or right; 1 not possible as asked; 2 false; 3 could not be checked; 4 nothing to dispute, or an
-    alarm; 130 interrupted.
+    Exits: 0 right; 1 impossible; 2 false; 3 unchecked; 4 alarm; 130 stopped.
     """
     if (given := os.environ.pop(PASSPHRASE_VARIABLE, None)) is not None:
         # For `tiebreak.cli.key` alone, not for processes that a command starts.

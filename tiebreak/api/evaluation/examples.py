@@ -3,6 +3,7 @@
 prompt, choices, answer  texts that may follow a text, and the number of the right one, from 0: the log-likelihood of
                          each, and whether the likeliest is right, by the sum, by token and by byte
 text, label              for a classifier of transformers: the class, from 0
+prompt_tokens, answer_tokens  answers of `tiebreak generate`: whether each token is the sampled one (`generation`)
 any form of `rows`       for a causal model: the loss by token of what `tiebreak finetune` would learn
 """
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoTokenizer
 
+from tiebreak.api.evaluation import generation
 from tiebreak.api.training import rows
 from tiebreak.api.training.finetuning import IGNORED, learnt_from, predicted, surprise
 from tiebreak.api.training.scoring import ScoredExamples
@@ -32,7 +34,12 @@ LEAST: Final = -1e30
 def read(tokenizer: Path, data: Path, length: int) -> ScoredExamples:
     """Reads a file of rows, all of one form. Raises `ConfigurationError` that names the first row of another."""
     found = list(rows.rows_of(data))
-    for form, make in ((CHOICES, _choices), (LABELLED, _labelled)):
+    forms = (
+        (CHOICES, _choices),
+        (LABELLED, _labelled),
+        (generation.ANSWERED, lambda _, found, __: generation.read(found)),
+    )
+    for form, make in forms:
         if found and isinstance(found[0][1], dict) and set(form) <= found[0][1].keys():
             for where, row in found:
                 if not isinstance(row, dict) or not set(form) <= row.keys():

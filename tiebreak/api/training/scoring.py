@@ -48,6 +48,10 @@ class ScoredExamples:
     metrics: tuple[str, ...]
     metric: Callable[[Tensor], Tensor] = mean
     lines: list[str] = field(default_factory=list)
+    batch: int | None = None
+    """The number of examples in a step, if the scores depend on it."""
+    seed: int = 0
+    """The seed of what scores draw, by the number of the step."""
 
 
 @contextmanager
@@ -68,12 +72,13 @@ def evaluation_task(model: nn.Module, examples: ScoredExamples, batch: int) -> I
         held.evaluation_metrics.copy_(examples.metric(held.evaluation_scores))
         return found[:, 0].mean()
 
+    batch = batch if examples.batch is None else examples.batch
     steps = -(-count // batch)
     try:
         yield Task(
             model, score, data={PLACE: torch.arange(count), **data}, optimizer=None, steps=steps,
             batch=Batch(size=min(batch, count), examples=Rows(names=(PLACE, *data)), shuffled=False),
-            checkpoint_interval=-(-steps // SEGMENTS), name="evaluation",
+            seed=examples.seed, checkpoint_interval=-(-steps // SEGMENTS), name="evaluation",
         )  # fmt: skip
     finally:
         for name in (SCORES, METRICS):

@@ -1,0 +1,256 @@
+"""Sampling with one answer: which token comes next follows from the tokens before it, the weights and a seed alone.
+
+It is the first of the greatest logits / temperature + noise. The noise is Gumbel's, -log(-log(u)), with u from the
+program's own random numbers, by seed, prompt, answer, position and token (SPEC section 7); everything is rounded
+correctly. So a batch, a cache, padding, a device or the sampler change nothing, and one forward pass over an answer
+tells at each position whether its token is the one. At temperature 0 there is no noise.
+
+A fast sampler drafts: `generate` of transformers, with the same noise. The program is run over the draft; where a token
+is another one than the program says, that is put in its place, and drafting goes on from there. With random weights of
+GPT-2's shape a draft in FP32 hardly ever differs, one in bfloat16 in a token out of fifty.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AutoTokenizer, LogitsProcessor, LogitsProcessorList
+
+from tiebreak.api.machine import Machine
+from tiebreak.api.machine.interpreters import make_interpreter
+from tiebreak.api.training import rows
+from tiebreak.api.training.finetuning import predicted
+from tiebreak.api.training.scoring import SCORES, ScoredExamples, captured
+from tiebreak.api.training.templates import loaded
+from tiebreak.engine.arithmetic.plain.random import random
+from tiebreak.engine.arithmetic.plan.chains import RandomFrom
+from tiebreak.engine.capture.state import MODEL
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.program.isa import Opcode, RandomParams
+
+ANSWERED: Final = ("prompt_tokens", "answer_tokens", "temperature", "width", "seed")
+"""Fields of a row with answers that were sampled."""
+MAX_VOCABULARY: Final = 1 << 24
+"""The most tokens of a vocabulary: a score, which is f32, has one exactly."""
+
+
+class Answers(NamedTuple):
+    """The sampled tokens of each prompt and answer, and how many the program found otherwise than a draft."""
+
+    tokens: list[list[list[int]]]
+    drafted: int
+    corrected: int
+
+
+def sampled(logits: Tensor, temperature: float) -> Tensor:
+    """The token at each position, i64, of logits, f32 (..., vocabulary)."""
+    noise = -torch.log(-torch.log(torch.rand(logits.shape))) if temperature else 0.0
+    return (logits / (temperature or 1.0) + noise).argmax(-1)
+
+
+def answered(
+    prompts: Sequence[list[int]], answers: Sequence[Sequence[list[int]]], width: int, temperature: float, seed: int
+) -> ScoredExamples:
+    """Prompts with their answers in tokens, which are checked one by one. width: of a prompt with an answer, in tokens.
+
+    The scores of a prompt are, for each answer, whether all of its tokens are the sampled ones, and its log-probability
+    at temperature 1; then the sampled token at each position but the first, answer by answer.
+    """
+    count = len(answers[0])
+    ids = torch.zeros(len(prompts), count, width, dtype=torch.int64)
+    asked = torch.zeros_like(ids)
+    for n, (prompt, own) in enumerate(zip(prompts, answers, strict=True)):
+        for s, answer in enumerate(own):
+            ids[n, s, : len(prompt) + len(answer)] = torch.tensor(prompt + answer)
+            asked[n, s, len(prompt) : len(prompt) + len(answer)] = 1
+    names = [f"{what}_{s}" for what in ("sampled", "loglikelihood") for s in range(count)]
+    places = [f"token_{s}_{at}" for s in range(count) for at in range(1, width)]
+    return ScoredExamples(
+        data={"input_ids": ids, "asked": asked}, score=partial(_score, temperature), columns=(*names, *places),
+        metrics=("sampled",), metric=lambda scores: scores[:, :count].mean()[None], batch=1, seed=seed,
+        lines=[f"{len(prompts):,} prompts with {count:,} answers each, filled to {width:,} tokens"],
+    )  # fmt: skip
+
+
+def _score(temperature: float, model: Any, input_ids: Tensor, asked: Tensor) -> Tensor:
+    logits, wanted = predicted(model, input_ids.flatten(0, 1), input_ids.flatten(0, 1))
+    found, is_asked = sampled(logits.transpose(1, 2), temperature), asked.flatten(0, 1)[:, 1:]
+    right = ((found == wanted) | (is_asked == 0)).all(1).float()
+    said = (-F.cross_entropy(logits, wanted, reduction="none") * is_asked).sum(1)
+    return torch.cat([part.float().reshape(input_ids.shape[0], -1) for part in (right, said, found)], 1)
+
+
+def read(data: Sequence[tuple[str, Any]]) -> ScoredExamples:
+    """Rows that `write` wrote. Raises `ConfigurationError`."""
+    prompts, answers = list[list[int]](), list[list[list[int]]]()
+    first, settings = data[0][1], list[Any]()
+    for where, row in data:
+        prompt, own, *settings = (row[name] for name in ANSWERED)
+        lists = isinstance(own, list) and [prompt, *own]
+        right = lists and all(
+            isinstance(one, list) and one and all(type(t) is int and 0 <= t < MAX_VOCABULARY for t in one)
+            for one in lists
+        )
+        if (
+            not right
+            or [type(one) for one in settings] != [float, int, int]
+            or settings != [*map(first.get, ANSWERED[2:])]
+        ):
+            raise ConfigurationError(f"{where}: expected answers as `tiebreak generate` writes them, got others")
+        prompts, answers = [*prompts, prompt], [*answers, own]
+    temperature, width, seed = settings
+    longest = max(len(prompt) + len(one) for prompt, own in zip(prompts, answers, strict=True) for one in own)
+    if not 0 <= temperature < float("inf") or not longest <= width <= MAX_VOCABULARY or len({*map(len, answers)}) > 1:
+        raise ConfigurationError(f"{data[0][0]}: expected a temperature, a width of {longest} and equally many answers")
+    return answered(prompts, answers, width, temperature, seed)
+
+
+def prompts_in(tokenizer: Path, data: Path) -> list[tuple[str, list[int]]]:
+    """The prompts of a file, in text and tokens. Raises `ConfigurationError`."""
+    kind, found = loaded(AutoTokenizer, tokenizer), list[tuple[str, list[int]]]()
+    for where, row in rows.rows_of(data):
+        text = row.get("prompt") if isinstance(row, dict) else None
+        if not isinstance(text, str) or not (ids := kind(text)["input_ids"]):
+            raise ConfigurationError(
+                f"{where}: expected a prompt, which is a text of at least a token, got {str(row)[:200]}"
+            )
+        found.append((text, [*ids]))
+    if not found:
+        raise ConfigurationError(f"{data}: expected prompts, got none")
+    return found
+
+
+@dataclass(kw_only=True)
+class ExactSampler:
+    """Samples answers by drafting and checking. end: tokens that end an answer, and are its last one."""
+
+    model: Any
+    prompts: Sequence[list[int]]
+    answers: int
+    length: int
+    """The most tokens of an answer."""
+    temperature: float
+    seed: int
+    end: Sequence[int]
+    machine: Machine = Machine()
+
+    def __post_init__(self) -> None:
+        self.width = max(map(len, self.prompts)) + self.length
+        empty = answered(
+            self.prompts, [[[]] * self.answers] * len(self.prompts), self.width, self.temperature, self.seed
+        )
+        self._bundle = captured(self.model, empty, 1)
+        self._interpreter = make_interpreter(self._bundle.program, self.machine)
+        self._state = self._interpreter.to_device(self._bundle.state)
+        drawing = [i for i in self._bundle.program.body if i.opcode == Opcode.RANDOM]
+        if len(drawing) != bool(self.temperature):
+            raise ConfigurationError(f"expected a model that draws nothing in eval mode, got {len(drawing)} draws")
+        self._drawing = drawing[0] if drawing else None
+
+    @cached_property
+    def vocabulary(self) -> int:
+        """The number of logits at a position."""
+        return 0 if self._drawing is None else self._drawing.shape[-1]
+
+    def run(self, tell: Callable[[int, float], None] = lambda _, __: None) -> Answers:
+        """Samples all answers. tell: called after each prompt, with its number from 1 and the share of corrections."""
+        found, drafted, corrected = list[list[list[int]]](), 0, 0
+        for number, prompt in enumerate(self.prompts):
+            own, mended = self._answers(number, prompt)
+            found.append(own)
+            drafted, corrected = drafted + sum(map(len, own)), corrected + mended
+            tell(number + 1, corrected / max(1, drafted))
+        return Answers(found, drafted, corrected)
+
+    def _answers(self, number: int, prompt: list[int]) -> tuple[list[list[int]], int]:
+        known, done, mended = [[*prompt] for _ in range(self.answers)], set[int](), 0
+        while left := [s for s in range(self.answers) if s not in done]:
+            drafts = dict(zip(left, self._draft(number, left, [known[s] for s in left], len(prompt)), strict=True))
+            exact = self._exact(number, [drafts.get(s, known[s]) for s in range(self.answers)])
+            for s, draft in drafts.items():
+                wrong = next((at for at in range(len(known[s]), len(draft)) if exact[s][at - 1] != draft[at]), None)
+                known[s] = draft if wrong is None else [*draft[:wrong], exact[s][wrong - 1]]
+                mended += wrong is not None
+                if len(known[s]) - len(prompt) == self.length or known[s][-1] in self.end:
+                    done.add(s)
+        return [tokens[len(prompt) :] for tokens in known], mended
+
+    def _exact(self, number: int, tokens: Sequence[list[int]]) -> list[list[int]]:
+        """The sampled token after each one of a prompt's answers so far."""
+        data = dict(self._bundle.data)
+        ids = torch.zeros_like(data["input_ids"])
+        for s, own in enumerate(tokens):
+            ids[number, s, : len(own)] = torch.tensor(own)
+        data["input_ids"] = ids
+        result = self._interpreter.step(number + 1, self._state, self._interpreter.place_data(data))
+        row = result.state[MODEL + SCORES][number, 2 * self.answers :].cpu().long()
+        return [*map(list, row.reshape(self.answers, -1).tolist())]
+
+    @torch.no_grad()
+    def _draft(self, number: int, which: Sequence[int], tokens: Sequence[list[int]], begun: int) -> Iterator[list[int]]:
+        longest, most = max(map(len, tokens)), max(begun + self.length - len(own) for own in tokens)
+        ids = torch.zeros(len(tokens), longest, dtype=torch.int64)
+        mask = torch.zeros_like(ids)
+        for row, own in enumerate(tokens):
+            ids[row, longest - len(own) :], mask[row, longest - len(own) :] = torch.tensor(own), 1
+        filled = [longest - len(own) for own in tokens]
+        noisy = _Noise(lambda row, seen: self.noise(number, which[row], seen - filled[row] - 1), self.temperature)
+        device = next(self.model.parameters()).device
+        made = self.model.eval().generate(
+            input_ids=ids.to(device), attention_mask=mask.to(device), max_new_tokens=most, do_sample=False, num_beams=1,
+            logits_processor=LogitsProcessorList([noisy]), eos_token_id=[*self.end] or None, pad_token_id=0,
+        )  # fmt: skip
+        for own, new in zip(tokens, made[:, longest:].tolist(), strict=True):
+            new = new[: begun + self.length - len(own)]
+            stop = next((at + 1 for at, token in enumerate(new) if token in self.end), len(new))
+            yield [*own, *new[:stop]]
+
+    def noise(self, number: int, answer: int, position: int) -> Tensor | float:
+        """The noise on the logits at a position of an answer, f32 (vocabulary,), nearly as the program's."""
+        i = self._drawing
+        if i is None or not isinstance(i.params, RandomParams):
+            return 0.0
+        first = (answer * (self.width - 1) + position) * self.vocabulary
+        part = replace(i, shape=(self.vocabulary,), params=RandomFrom(stream=i.params.stream, first=first))
+        u = random(part, [torch.tensor([self.seed]), torch.tensor([number])])
+        return -torch.log(-torch.log(u))
+
+
+class _Noise(LogitsProcessor):
+    """Adds noise to logits / temperature."""
+
+    def __init__(self, noise: Callable[[int, int], Tensor | float], temperature: float) -> None:
+        self._noise, self._temperature = noise, temperature
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        rows = [self._noise(row, input_ids.shape[1]) for row in range(len(scores))]
+        noise = (
+            torch.stack([row.to(scores.device) for row in rows if isinstance(row, Tensor)]) if self._temperature else 0
+        )
+        return scores.float() / (self._temperature or 1.0) + noise
+
+
+def ends_of(model: Any) -> list[int]:
+    """The tokens that end an answer, by the configuration of a model."""
+    found = model.generation_config.eos_token_id
+    return [] if found is None else [found] if isinstance(found, int) else [*found]
+
+
+def write(path: Path, tokenizer: Path, texts: Sequence[str], sampler: ExactSampler, found: Answers) -> None:
+    """Writes prompts and answers as JSON lines, which `read` reads and an evaluation checks."""
+    decode = loaded(AutoTokenizer, tokenizer).decode
+    with path.open("w", encoding="utf-8") as file:
+        for text, prompt, own in zip(texts, sampler.prompts, found.tokens, strict=True):
+            settings = prompt, own, float(sampler.temperature), sampler.width, sampler.seed
+            row = {
+                "prompt": text,
+                "answers": [decode(one, skip_special_tokens=True) for one in own],
+                **dict(zip(ANSWERED, settings, strict=True)),
+            }
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
