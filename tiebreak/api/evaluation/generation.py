@@ -34,10 +34,11 @@ from tiebreak.engine.capture.state import MODEL
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import Opcode, RandomParams
 
-ANSWERED: Final = ("prompt_tokens", "answer_tokens", "temperature", "width", "seed")
+ANSWERED: Final = ("prompt_tokens", "answer_tokens", "temperature", "width", "length", "seed", "end")
 """Fields of a row with answers that were sampled."""
 MAX_VOCABULARY: Final = 1 << 24
 """The most tokens of a vocabulary: a score, which is f32, has one exactly."""
+MOST: Final = 1 << 63
 
 
 class Answers(NamedTuple):
@@ -87,28 +88,27 @@ def _score(temperature: float, model: Any, input_ids: Tensor, asked: Tensor) -> 
 
 
 def read(data: Sequence[tuple[str, Any]]) -> ScoredExamples:
-    """Rows that `write` wrote. Raises `ConfigurationError`."""
-    prompts, answers = list[list[int]](), list[list[list[int]]]()
-    first, settings = data[0][1], list[Any]()
+    """Rows that `write` wrote. Raises `ConfigurationError`, also for an answer that ends before it has to."""
+    first, prompts, answers = data[0][1], list[list[int]](), list[list[list[int]]]()
+    temperature, width, length, seed, end = settings = [first[name] for name in ANSWERED[2:]]
+    numbers = all(type(one) is int and 0 <= one < MOST for one in (width, length, seed)) and type(temperature) is float
+    if not numbers or not 0 <= temperature < MOST or not _are_tokens(end, least=0):
+        raise ConfigurationError(f"{data[0][0]}: expected settings as `tiebreak generate` writes them, got {settings}")
     for where, row in data:
-        prompt, own, *settings = (row[name] for name in ANSWERED)
-        lists = isinstance(own, list) and [prompt, *own]
-        right = lists and all(
-            isinstance(one, list) and one and all(type(t) is int and 0 <= t < MAX_VOCABULARY for t in one)
-            for one in lists
-        )
-        if (
-            not right
-            or [type(one) for one in settings] != [float, int, int]
-            or settings != [*map(first.get, ANSWERED[2:])]
-        ):
+        prompt, own = (row[name] for name in ANSWERED[:2])
+        lists = [prompt, *own] if isinstance(own, list) and own else [None]
+        if not all(map(_are_tokens, lists)) or [row[name] for name in ANSWERED[2:]] != settings:
             raise ConfigurationError(f"{where}: expected answers as `tiebreak generate` writes them, got others")
+        ends = [(len(one) == length or one[-1] in end) and not {*one[:-1]} & {*end} for one in own]
+        if not all(ends) or any(len(prompt) + len(one) > width for one in own) or len(own) != len(first[ANSWERED[1]]):
+            raise ConfigurationError(f"{where}: expected whole answers, as many to each prompt, got others")
         prompts, answers = [*prompts, prompt], [*answers, own]
-    temperature, width, seed = settings
-    longest = max(len(prompt) + len(one) for prompt, own in zip(prompts, answers, strict=True) for one in own)
-    if not 0 <= temperature < float("inf") or not longest <= width <= MAX_VOCABULARY or len({*map(len, answers)}) > 1:
-        raise ConfigurationError(f"{data[0][0]}: expected a temperature, a width of {longest} and equally many answers")
     return answered(prompts, answers, width, temperature, seed)
+
+
+def _are_tokens(given: Any, least: int = 1) -> bool:
+    of_tokens = isinstance(given, list) and all(type(one) is int and 0 <= one < MAX_VOCABULARY for one in given)
+    return of_tokens and len(given) >= least
 
 
 def prompts_in(tokenizer: Path, data: Path) -> list[tuple[str, list[int]]]:
@@ -247,10 +247,7 @@ def write(path: Path, tokenizer: Path, texts: Sequence[str], sampler: ExactSampl
     decode = loaded(AutoTokenizer, tokenizer).decode
     with path.open("w", encoding="utf-8") as file:
         for text, prompt, own in zip(texts, sampler.prompts, found.tokens, strict=True):
-            settings = prompt, own, float(sampler.temperature), sampler.width, sampler.seed
-            row = {
-                "prompt": text,
-                "answers": [decode(one, skip_special_tokens=True) for one in own],
-                **dict(zip(ANSWERED, settings, strict=True)),
-            }
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            settings = float(sampler.temperature), sampler.width, sampler.length, sampler.seed, [*sampler.end]
+            row = dict(zip(ANSWERED, (prompt, own, *settings), strict=True))
+            said = {"prompt": text, "answers": [decode(one, skip_special_tokens=True) for one in own]}
+            file.write(json.dumps(said | row, ensure_ascii=False) + "\n")
