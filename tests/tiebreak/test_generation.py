@@ -148,7 +148,7 @@ def test_the_command_certifies_answers_that_strangers_check(folder: Path, tmp_pa
     command("evaluate", folder / "model", "--on", path, *against)
     rows[1]["answer_tokens"][0][3] = 9
     (tmp_path / "forged.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    said = command.error("evaluate", folder / "model", "--on", tmp_path / "forged.jsonl", *against, code=2)
+    said = command("evaluate", folder / "model", "--on", tmp_path / "forged.jsonl", *against, code=2)
     assert "other examples" in said
     assert "expected a new or empty folder" in command.error("generate", folder / "model", path, "-o", tmp_path / "out")
 
