@@ -595,4 +595,3 @@ def test_an_adapter_is_scored_on_its_base_and_checked_without_torch(words: Path,
     assert "other examples" in command(*given, "--on", others, *against, code=2)
     for more in ([], [*on, "--task", "x"]):
         assert "expected --on or --task, got both or neither" in command("evaluate", model, *more, code=1)
-    assert "expected a base with an adapter" in command("evaluate", adapter, *on, "-o", out, code=1)
