@@ -2,8 +2,8 @@
 
 The folder of a receipt has what the service serves: `job.json` and `events.jsonl` in the shapes of OpenAI's interface,
 and the result files by their names: `metrics.csv`, `adapter/...`, `evaluation/...` with the scores of a validation
-file, and of the run `run/records.bin` and `run/checkpoints/...`. All of it is a stranger's. What contradicts the order, or what the service itself has signed, is
-false; what is missing or cannot be read is unchecked.
+file, and of the run `run/records.bin` and `run/checkpoints/...`. All of it is a stranger's. What contradicts the order,
+or what the service itself has signed, is false; what is missing or cannot be read is unchecked.
 
 Numbered plan: (1) the service shows the order that its customer sent; (2) the adapter is that of its certificate, which
 the trainer signed, and those that were asked for; (3) its base is the customer's; (4) the records are those of the
