@@ -305,6 +305,7 @@ EXTRAS = {
     "tiebreak.api.huggingface": ["hf"],
     "tiebreak.hf": ["hf"],
     "tiebreak.axolotl": ["hf"],
+    "tiebreak.api.evaluation.lm_eval_model": ["lm-eval", "finetune", "hf"],
     "tiebreak.api.evaluation": ["finetune", "hf"],
     "tiebreak.api.training.finetuning": ["finetune", "hf"],
     "tiebreak.api.training.rows": ["hf"],
@@ -357,6 +358,7 @@ def test_every_import_is_a_declared_dependency(cases: Callable[[], None]) -> Non
     declared = names_of(project["dependencies"])
     optional = {extra: names_of(lines) for extra, lines in project["optional-dependencies"].items()}
     modules = {
+        "lm_eval": "lm-eval",
         "sklearn": "scikit-learn",
         "eth_bloom": "eth-bloom",
         "eth_hash": "eth-hash",

@@ -7,13 +7,14 @@ For a script that calls `train` itself, `python -m tiebreak.hf SCRIPT ...` or `p
 import runpy
 import sys
 
+from tiebreak.api.huggingface.hf_evaluation import evaluate
 from tiebreak.api.huggingface.hf_training import train
 from tiebreak.api.training.trackers import log_artifacts
 
 # isort: split
 from transformers import Trainer
 
-__all__ = ["install", "log_artifacts", "train"]
+__all__ = ["evaluate", "install", "log_artifacts", "train"]
 
 
 def install() -> None:

@@ -18,7 +18,7 @@ from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.errors import ConfigurationError, ProgramError
 from tiebreak.protocol.numbers.philox import shuffle
 from tiebreak.protocol.program import isa
-from tiebreak.protocol.program.example_order import MAX_EPOCHS, ExampleOrder, example_order
+from tiebreak.protocol.program.example_order import MAX_EPOCHS, ExampleOrder, example_order, list_examples, order_of
 from tiebreak.protocol.program.isa import Access, MapFunction, Opcode
 from tiebreak.protocol.program.program import Program
 
@@ -185,3 +185,25 @@ def test_a_job_of_endless_epochs_is_refused() -> None:
     assert list(order.reads(1, 5, 0)) == [(1, 1, 1), (3, 2, 1), (5, 3, 1)]
     with pytest.raises(ConfigurationError, match=f"at most {MAX_EPOCHS:,} epochs, got "):
         list(order.reads(1, 1 << 62, 0))
+
+
+def test_a_listed_order_is_recognised_and_no_other_gather_by_step(cases: Callable[[], None]) -> None:
+    """Each change of one number of the instruction that reads a row of the list."""
+    program, name = list_examples(capture_task(TASKS["accumulated"]()).program, STEPS, ROWS - 3)
+    order, elements = example_order(program)
+    assert order == ExampleOrder(6, 6 * STEPS, None, "", name)
+    assert {program.data_spec()[entry][1][0] for entry in elements} == {ROWS - 3}
+    assert list(order.reads(4, 2, 0, [4, 1, 2, 3, 1, 0, 1, 4, 1, 1, 1, 1, 4])) == [(1, 1, 0), (2, 1, 1)]
+    n = next(n for n in range(len(program.body)) if order_of(program.body, n) == order)
+    i = program.body[n]
+    table, step = i.operands
+    assert isinstance(i.params, isa.GatherParams)
+    for other in (
+        replace(i, operands=(replace(table, offset=1), step)),
+        replace(i, operands=(replace(table, strides=(0,)), step)),
+        replace(i, params=replace(i.params, bound=STEPS - 1)), replace(i, params=replace(i.params, index_stride=5)),
+        replace(i, shape=(5,)),
+    ):  # fmt: skip
+        with pytest.raises(ConfigurationError, match="whole examples in one order"):
+            example_order(Program((*program.body[:n], other, *program.body[n + 1 :]), program.commits))
+        cases()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tests.conftest import CaseCounter
 from tests.engine.together import train_alone, train_together
+from tests.parts import slow_except
 from tiebreak.api.disputing.disputes import dispute
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.interpreters import use_threads
@@ -88,7 +89,7 @@ def test_all_bfloat16_bit_patterns_survive_storage(tmp_path: Path, cases: CaseCo
 
 
 @pytest.mark.usefixtures("kernel")
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", slow_except([1, 2], 2))
 def test_holding_frozen_entries_in_bfloat16_changes_no_step(threads: int, cases: CaseCounter) -> None:
     made = adapted()
     use_threads(threads)

@@ -4,7 +4,6 @@ These files also run by themselves, on macOS and Windows, where nothing else is 
 `python -m pytest --noconftest tests/light`.
 """
 
-import importlib.util
 import json
 import os
 import shutil
@@ -12,6 +11,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,8 @@ class Here:
         return json.loads(self(*words, "--json", code=code))
 
 
-@pytest.fixture(params=WAYS)
+# Where torch is installed, other tests run these commands as they are.
+@pytest.fixture(params=[pytest.param("as it is", marks=[pytest.mark.nightly] * bool(find_spec("torch"))), "blocked"])
 def here(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Here]:
     shutil.copytree(FILES, tmp_path / "files")
     return Here(request.param, tmp_path)
@@ -130,7 +131,7 @@ def test_a_claim_of_ownership_is_challenged(here: Here) -> None:
 
 
 def test_what_needs_torch_says_how_to_install_it(here: Here) -> None:
-    there = here.way != "blocked" and importlib.util.find_spec("torch") is not None
+    there = here.way != "blocked" and find_spec("torch") is not None
     for words in (["train", "files/run", "--key", "files/trainer.pem"], ["corpus", "run"], ["doctor"]):
         here(*words, "--help") if there else here(
             *words, code=1, text="torch; install it by: pip install 'tiebreak[train]'"

@@ -7,6 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from tests.parts import slow_except
 from tests.protocol.instructions import F32, committed, reduced, source
 from tests.protocol.oracles import Stream
 from tests.protocol.programs import Body
@@ -158,7 +159,10 @@ class LongRun(Run):
         return AccumulatorTree.of(i, index, operands, self.program.operand_dtypes(i))
 
 
-@pytest.mark.parametrize("first", [LAST, LAST // BLOCK_LEAVES * BLOCK_LEAVES, BLOCK_LEAVES + 900])
+FIRST = BLOCK_LEAVES + 900
+
+
+@pytest.mark.parametrize("first", slow_except([LAST, LAST // BLOCK_LEAVES * BLOCK_LEAVES, FIRST], FIRST))
 def test_dispute_over_a_long_sum_ends_at_the_first_false_partial_sum(first: int) -> None:
     cheat, true = Liar(JOB, 1, SUM, bend_from=first, setting=setting()), LongRun(JOB, setting=setting())
     opened: list[Move] = []

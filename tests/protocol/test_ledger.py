@@ -342,7 +342,7 @@ KINDS = [*(kind for kind in posts.BODIES.values() if kind is not posts.Transacti
 
 
 @pytest.mark.parametrize(
-    "kind", slow_except(KINDS, posts.ReceiptBody, posts.OfferBody, tx.Enter, tx.Settle), ids=lambda kind: kind.__name__
+    "kind", slow_except(KINDS, posts.OfferBody, tx.Enter, tx.Settle), ids=lambda kind: kind.__name__
 )
 def test_ledger_accepts_or_refuses_any_post_in_any_job_state(kind: type[Any], cases: Callable[[int], None]) -> None:
     """What it does not take it refuses, by an error that all readers of posts expect, and then nobody owes more."""

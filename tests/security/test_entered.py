@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from random import Random
 from typing import Any
 
@@ -28,8 +29,8 @@ from tiebreak.protocol.tags import Digest
 FIRST, SECOND = Digest(b"\x01" * 32), Digest(b"\x02" * 32)
 START = WALKS["terms"][0][0]
 LATER = START.last + 5
-STATES = list(dict.fromkeys(before for name in WALKS for before, _, _ in WALKS[name]))
-MOVES = list({move.KIND: move for name in WALKS for _, move, _ in WALKS[name]}.values())
+states = cache(lambda: list(dict.fromkeys(before for name in WALKS for before, _, _ in WALKS[name])))
+moves = cache(lambda: list({move.KIND: move for name in WALKS for _, move, _ in WALKS[name]}.values()))
 LOGGED = (
     ("Descended", {"nodes": (bytes(32),) * 4}),
     ("Selected", {"index": 3, "seal": bytes(32)}),
@@ -42,9 +43,9 @@ LOGGED = (
 )
 
 
-def garbage(rng: Random, states: Sequence[GameState] = STATES) -> bytes:
+def garbage(rng: Random, walked: Sequence[GameState]) -> bytes:
     """A state of a walk, in which some fields are others', at an end of their range, or anything."""
-    found, other = (Snapshot.of(rng.choice(states)).encode() for _ in range(2))
+    found, other = (Snapshot.of(rng.choice(walked)).encode() for _ in range(2))
     for _ in range(rng.randrange(1, 4)):
         at, size = rng.choice([(n, 1) for n in range(8)] + [(n, 8) for n in (8, 16, 24, 32)] + [(40, 4), (44, 4)])
         new = rng.choice((bytes(size), b"\xff" * size, rng.randbytes(size), bytes(size - 1) + rng.randbytes(1)))
@@ -77,7 +78,7 @@ def require_total(state: GameState) -> None:
     if state.level in (Level.CHUNKS, Level.TERMS):
         assert state.rounding
         assert state.job.is_logged or not state.is_logged_sum
-    for move in MOVES:
+    for move in moves():
         for make in (rules.apply, rules.follow):
             try:
                 make(state, move, state.earliest)
@@ -89,8 +90,8 @@ def test_any_state_signed_by_both_sides_is_refused_or_followed(cases: Callable[[
     rng, known, refused = Random(0x36), 0, 0
     logged = [before for before, _, _ in logged_walk()]
     for n in range(3000):
-        states = logged if n % 3 else STATES
-        data, start = garbage(rng, states), states[0]
+        walked = logged if n % 3 else states()
+        data, start = garbage(rng, walked), walked[0]
         error = refusal(data, start.job, start.head)
         if error is not None:
             refused += 1
@@ -110,7 +111,7 @@ def test_parties_keep_working_after_garbage_states(cases: Callable[[], None]) ->
     """Each game with garbage is followed, or lost with a line that says why; the one beside it is as it was."""
     rng, lost = Random(0x37), 0
     for _ in range(60):
-        board, data = following(), garbage(rng)
+        board, data = following(), garbage(rng, states())
         error = refusal(data, START.job, START.head)
         board.follow(events(("Entered", {"gameId": FIRST, "sequence": 9, "snapshot": data})))
         assert board.games[FIRST].is_lost or board.games[FIRST].state.moves == 9
@@ -157,7 +158,7 @@ def test_exception_in_one_game_stops_no_other_game(monkeypatch: pytest.MonkeyPat
 
 def test_lawful_states_are_restored_from_their_snapshots() -> None:
     """A follower that enters each state of each walk comes to the same snapshot, so nothing lawful is lost."""
-    for state in (*STATES, *(before for before, _, _ in logged_walk())):
+    for state in (*states(), *(before for before, _, _ in logged_walk())):
         found = standing_at(Snapshot.of(state), replace(START, job=state.job, head=state.head), state.moves, program())
         assert found is not None
         assert replace(Snapshot.of(found), opened=Snapshot.of(state).opened) == Snapshot.of(state)

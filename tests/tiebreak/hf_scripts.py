@@ -16,6 +16,7 @@ from typing import Any, Final
 import peft
 import torch
 import transformers
+import trl  # its trainers are imported where they are made: with them comes wandb, a second and a half
 from datasets import Dataset, IterableDataset
 from peft import LoraConfig
 from torch import Tensor, nn
@@ -37,7 +38,6 @@ from transformers import (
     set_seed,
 )
 from transformers.trainer_callback import PrinterCallback
-from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
 import tiebreak
 from tests.source_tree import ROOT
@@ -261,8 +261,8 @@ def chats() -> Dataset:
 
 
 def sft(folder: Path, model: Any = llama, data: Any = text, peft: Any = None, held: Any = None, **more: Any) -> Trainer:
-    args = arguments(SFTConfig, folder, **{"bf16": False, **more})
-    return SFTTrainer(
+    args = arguments(trl.SFTConfig, folder, **{"bf16": False, **more})
+    return trl.SFTTrainer(
         model(), args, train_dataset=data(), eval_dataset=held and data().select(range(held)),
         processing_class=tokenizer(), peft_config=peft,
     )  # fmt: skip
@@ -275,8 +275,8 @@ def saved(folder: Path, model: Any = llama) -> str:
 
 
 def dpo(folder: Path, peft: Any = None, **more: Any) -> Trainer:
-    args = arguments(DPOConfig, folder, **{"bf16": False, "max_steps": 20, **more})
-    return DPOTrainer(
+    args = arguments(trl.DPOConfig, folder, **{"bf16": False, "max_steps": 20, **more})
+    return trl.DPOTrainer(
         saved(folder), args=args, train_dataset=preferences(), processing_class=tokenizer(), peft_config=peft
     )
 
@@ -284,8 +284,8 @@ def dpo(folder: Path, peft: Any = None, **more: Any) -> Trainer:
 def reward(folder: Path, **more: Any) -> Trainer:
     torch.manual_seed(0)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(saved(folder), num_labels=1)
-    args = arguments(RewardConfig, folder, **{"bf16": False, "max_steps": 20, **more})
-    return RewardTrainer(model, args, train_dataset=preferences(), processing_class=tokenizer())
+    args = arguments(trl.RewardConfig, folder, **{"bf16": False, "max_steps": 20, **more})
+    return trl.RewardTrainer(model, args, train_dataset=preferences(), processing_class=tokenizer())
 
 
 _STEPS: Final[dict[str, Any]] = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 3}

@@ -404,6 +404,7 @@ IMPORTS = {
     "ownership prove": "tiebreak.cli.certify, tiebreak.api.certification.ownership",
     "doctor": "tiebreak.cli.doctor, tiebreak.api.machine.qualification, tiebreak.api.machine.environment",
     "data": "tiebreak.cli.data, tiebreak.api.certification.job_data, tiebreak.api.certification.certificates",
+    "data unlearn": "tiebreak.cli.data, tiebreak.api.certification.removal",
     **dict.fromkeys(["data import", "data root"], "tiebreak.cli.data, tiebreak.api.data.importing"),
     "capture": "tiebreak.cli.capture, tiebreak.api.training.tasks, tiebreak.api.training.bundle",
     "calibrate": "tiebreak.cli.calibrate, tiebreak.api.training.calibrating",

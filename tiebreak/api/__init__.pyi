@@ -4,9 +4,18 @@ from tiebreak.api import data
 from tiebreak.api.agreement import offers, sealing
 from tiebreak.api.auditing import audits, forward, progress
 from tiebreak.api.builtin import loader
-from tiebreak.api.certification import attestation, certificates, claims, issuance, job_data, lineage, ownership
-from tiebreak.api.certification import job_receipts as job_receipts
-from tiebreak.api.certification import ordered_jobs as ordered_jobs
+from tiebreak.api.certification import (
+    attestation,
+    certificates,
+    claims,
+    issuance,
+    job_data,
+    job_receipts,
+    lineage,
+    ordered_jobs,
+    ownership,
+    removal,
+)
 from tiebreak.api.chain import boards, chains, endings, onchain, weights
 from tiebreak.api.corpus import corpus_runs
 from tiebreak.api.data import importing
@@ -15,8 +24,7 @@ from tiebreak.api.evaluation import evaluations, examples, lm_eval_model
 from tiebreak.api.machine import environment, interpreters, qualification
 from tiebreak.api.provenance import about, cards, formats, source, x509_chains
 from tiebreak.api.signing import attesting, keys
-from tiebreak.api.training import bundle, calibrating, distributed, finetuning, reading, runs, scoring
-from tiebreak.api.training import trackers as trackers
+from tiebreak.api.training import bundle, calibrating, distributed, finetuning, reading, runs, scoring, trackers
 from tiebreak.api.watching import alarms, monitoring, sampling
 
 __all__ = ["about", "alarms", "attestation", "attesting", "audits", "boards", "bundle", "calibrating", "cards"]
@@ -24,4 +32,4 @@ __all__ += ["certificates", "chains", "claims", "corpus_runs", "data", "disputes
 __all__ += ["environment", "evaluations", "examples", "finetuning", "formats", "forward", "importing", "interpreters"]
 __all__ += ["issuance", "job_data", "job_receipts", "judging", "keys", "lineage", "lm_eval_model", "loader"]
 __all__ += ["monitoring", "offers", "onchain", "ordered_jobs", "ownership", "progress", "qualification", "reading"]
-__all__ += ["runs", "sampling", "scoring", "sealing", "source", "trackers", "weights", "x509_chains"]
+__all__ += ["removal", "runs", "sampling", "scoring", "sealing", "source", "trackers", "weights", "x509_chains"]

@@ -1,17 +1,24 @@
 """`tiebreak data`: datasets as arrays that tasks map, the ids of arrays, and proofs about the data of a run."""
 
+from math import prod
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import numpy as np
 
 from tiebreak import api
+from tiebreak.api.machine import Machine
 from tiebreak.cli import options as opt
+from tiebreak.cli.key import load_key
 from tiebreak.engine.data.disk import read_file, write_file
 from tiebreak.engine.data.elements import Element
+from tiebreak.engine.run.directory import Keep
 from tiebreak.protocol.commitments.data_proofs import MAX_PROOF_BYTES, DataProof
 from tiebreak.protocol.errors import ConfigurationError, own_file
+
+if TYPE_CHECKING:
+    from tiebreak.api.certification.removal import Removal
 
 
 @click.group()
@@ -88,10 +95,12 @@ def prove(run: Path, row: int | None, values: Path | None, output: Path, as_json
 
     The proof shows the row under the job's data root, and is all that `tiebreak data check` needs. Chunks of 512 bytes
     are shown whole: the command says if parts of other rows stand in them. Look before you send it. In a run of
-    `tiebreak finetune` a row is a window of tokens, and not a conversation, or a pair of answers.
+    `tiebreak finetune` a row is a window of tokens or a pair of answers. Of windows, --values shows these values alone,
+    which may go on from one window into the next.
     """
     opened = api.job_data.JobData(api.reading.open_directory(run))
-    _write(output, opened.prove(opened.row(row, values)), as_json=as_json)
+    rows, span = opened.find(row, values)
+    _write(output, opened.prove(rows[0], span), as_json=as_json)
 
 
 @data.command()
@@ -104,8 +113,10 @@ def exposure(run: Path, row: int | None, values: Path | None, as_json: bool) -> 
     are computed yet or not. Place counts the examples of a step, from 0.
     """
     opened = api.job_data.JobData(api.reading.open_directory(run))
-    found = opened.row(row, values)
-    opt.tell({"row": found, "steps": opened.run.job.steps, "reads": opened.exposure(found)}, as_json=as_json)
+    rows, _ = opened.find(row, values)
+    reads = [{**read, "row": one} for one in rows for read in opened.exposure(one)]
+    found = rows[0] if len(rows) == 1 else [*rows]
+    opt.tell({"row": found, "steps": opened.run.job.steps, "reads": reads}, as_json=as_json)
 
 
 @data.command()
@@ -126,14 +137,21 @@ def absent(run: Path, values: Path, output: Path, as_json: bool) -> None:
 @data.command()
 @click.argument("proof", type=opt.FILE)
 @click.argument("agreed", type=click.Path(exists=True, path_type=Path))
+@click.option("--before", type=opt.FOLDER, help="Folder of the run before a removal, whose receipt is the PROOF; "
+              "AGREED is then the folder of the new run.")  # fmt: skip
 @opt.json_option
-def check(proof: Path, agreed: Path, as_json: bool) -> int:
+def check(proof: Path, agreed: Path, before: Path | None, as_json: bool) -> int:
     """Check a PROOF about the data of a job.
 
     AGREED names the job: its certificate, or the folder of its run. With that folder, the index of an absence is
     computed again from the data there. Exit codes: 0 it holds; 2 it does not; 3 it holds if the index in it is that of
-    the data, which a certificate does not tell.
+    the data, which a certificate does not tell. With --before, PROOF is the receipt of `tiebreak data unlearn`, and no
+    step is computed: `tiebreak audit` does that.
     """
+    if before is not None:
+        runs = map(api.reading.open_directory, (before, agreed))
+        _tell_removal(api.removal.check_removal(proof, *runs), agreed, as_json=as_json)
+        return 0
     run = api.reading.open_directory(agreed) if agreed.is_dir() else None
     job = run.job if run else api.certificates.read_certificate(agreed).certificate.job
     found = DataProof.decode(read_file(proof, MAX_PROOF_BYTES))
@@ -144,6 +162,38 @@ def check(proof: Path, agreed: Path, as_json: bool) -> int:
     parties = {"client": f"0x{job.client.hex()}", "trainer": f"0x{job.trainer.hex()}"}
     opt.tell({"holds": holds or None, "job": job.id.hex(), **parties, **_said(found, full=as_json)}, as_json=as_json)
     return 0 if holds else 3
+
+
+@data.command()
+@click.argument("run", type=opt.FOLDER)
+@click.option("--rows", type=opt.FILE, required=True, help="Numbers of rows, from 0, as a JSON list or lines; or a "
+              ".safetensors file with one array, named as an entry: all rows with its values.")  # fmt: skip
+@click.option("--output", "-o", type=opt.NEW_FOLDER, required=True,
+              help="Folder for the new run and its receipt; such a run that is there is continued.")  # fmt: skip
+@opt.key_option("The key file of the new run's trainer, which signs its heads and the receipt.")
+@opt.keep_option("all")
+@opt.machine_options("threads", "device")
+@opt.json_option
+def unlearn(run: Path, rows: Path, output: Path, key: Path, keep: str, machine: Machine, as_json: bool) -> None:
+    """Train RUN again without some rows of its data.
+
+    The result is, bit for bit, the run of a new job: the same program, initial state and number of steps, whose data
+    lack the rows and list the order of the others. It goes on from the last checkpoint before any of the rows was read;
+    the command says first how many steps that leaves. Interrupt it at any time: the same command goes on. At the end,
+    OUTPUT/removal.json names both runs; `tiebreak data check --before` checks it. RUN stays as it is, with the rows.
+    """
+    Keep.parse(keep)
+    opened, signer = api.reading.open_directory(run), load_key(key)
+    removal = api.removal.Removal.of(opened, api.removal.rows_in(rows, opened))
+    click.echo(removal.plan, err=True)
+    removal.resume(output, signer, machine, keep=keep, progress=not as_json)
+    _tell_removal(removal, output, as_json=as_json)
+
+
+def _tell_removal(removal: "Removal", after: Path, *, as_json: bool) -> None:
+    new = api.reading.open_directory(after)
+    roots = {"before": removal.before.root().hex(), "after": new.root().hex(), "trainer": f"0x{new.job.trainer.hex()}"}
+    opt.tell({"rows": [*removal.rows], "shared": removal.shared, **roots}, as_json=as_json)
 
 
 def _write(output: Path, proof: DataProof, *, as_json: bool) -> None:
@@ -157,8 +207,11 @@ def _said(proof: DataProof, *, full: bool) -> dict[str, Any]:
     for part in proof.parts:
         content = part.elements if is_row else proof.missing
         values = np.frombuffer(content, Element[part.dtype.name].numpy).tolist()
+        each = prod(part.shape[1:])
+        span = f"parts of rows {part.first // each} to {(part.first + part.count - 1) // each}"
+        row = (span if part.row is None and part.shape[1:] else part.row) if is_row else "absent"
         found.append({
-            "entry": part.name.decode(), "row": part.row if is_row else "absent", "first_element": part.first,
+            "entry": part.name.decode(), "row": row, "first_element": part.first,
             "also_shown": part.also, "values": values if full else f"{len(values):,}: {str(values)[1:60]}",
         })  # fmt: skip
     return {"parts": found} if is_row else {"parts": found, "index": proof.index_root.hex(), "note": NEAR}

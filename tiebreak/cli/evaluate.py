@@ -1,17 +1,22 @@
 """`tiebreak evaluate`: scores of a model that anyone can check."""
 
+import json
 import shlex
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from tiebreak import api
 from tiebreak.api.machine import Machine
-from tiebreak.api.training.settings import measured_on
+from tiebreak.api.training.settings import measured_on, positions
 from tiebreak.cli.finetune import ROWS, key_of
 from tiebreak.cli.options import FILE, FOLDER, json_option, machine_options, number, output_option, tell
 from tiebreak.protocol.errors import ConfigurationError
+
+RESULTS: Final = "results.json"
+"""The file with all that lm-eval says of its tasks."""
 
 
 @click.command()
@@ -48,10 +53,14 @@ def evaluate(
     if bool(rows) == bool(tasks):
         raise ConfigurationError("expected --on or --task, got both or neither")
     given: dict[str, Any] = {"batch": batch, "machine": machine}
+    length = min(length, positions(base or model) or length)
     if tasks:
         with key_of(output / "key.pem" if key is None else key, output / "run") as signer:
-            document = api.lm_eval_model.run_tasks(model, tasks, folder, output, length=length, key=signer, **given)
-        tell(document, as_json=as_json)
+            score = partial(api.evaluations.continuations, model, base, key=signer, progress=not as_json, **given)
+            document = api.lm_eval_model.run_tasks(base or model, tasks, folder, output, score=score, length=length)
+        (output / RESULTS).write_text(json.dumps(document, indent=1) + "\n")
+        found = {name: document[name] for name in ("results", "groups", "versions") if name in document}
+        tell(found | {"certificates": [*map(str, sorted(output.glob("*/scores/*.json")))]}, as_json=as_json)
         return
     assert rows is not None
     tokenizer = model if (model / "tokenizer_config.json").is_file() or base is None else base

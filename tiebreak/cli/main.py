@@ -122,7 +122,7 @@ CORE: Final = CommandSet(
         ["doctor", "corpus run", "data import", "data root", "capture", "calibrate", "agree", "train", "weights"],
         "train",
     )
-    | dict.fromkeys(["audit", "monitor", "dispute", "certify", "ownership prove"], "train")
+    | dict.fromkeys(["data unlearn", "audit", "monitor", "dispute", "certify", "ownership prove"], "train")
     | dict.fromkeys(["client", "trainer", "auditor", "watcher", "publish", "fetch"], "node,train"),
 )
 """The commands of the core, by what one does, in the order of the help. Each line fits into 80 columns."""
@@ -138,6 +138,7 @@ EXTRAS: Final = {
     **dict.fromkeys(["anyio", "h11", "prometheus_client", "sqlalchemy", "starlette", "uvicorn"], "node"),
     **dict.fromkeys(["datasets", "pyarrow", "tokenizers", "transformers"], "hf"),
     **dict.fromkeys(["peft", "trl", "yaml"], "finetune"),
+    "lm_eval": "lm-eval",
     **dict.fromkeys(["jsonschema", "multipart", "python_multipart"], "serve"),
 }
 """Optional libraries, and the extra of the package that installs each."""

@@ -120,6 +120,7 @@ def test_unsupported_data_dtypes_are_refused() -> None:
         task_of(torch.zeros(7, 8, dtype=torch.float16), torch.zeros(7, dtype=torch.int64))
 
 
+@pytest.mark.slow
 def test_bool_data_are_stored_unchanged_and_audited(tmp_path: Path) -> None:
     """Masks of an image's parts, say: a run on them is audited."""
     mask = torch.rand(12, 5, generator=torch.Generator().manual_seed(1)) > 0.5

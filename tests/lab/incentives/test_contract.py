@@ -101,7 +101,7 @@ def chain() -> EmbeddedChain:
     return support.new_chain()
 
 
-@pytest.mark.parametrize("ending", slow_except(ENDINGS, "settled", "after two", "convicted", "reported over a game"))
+@pytest.mark.parametrize("ending", slow_except(ENDINGS, "settled", "reported over a game"))
 def test_the_ledger_pays_as_the_contract_does(chain: EmbeddedChain, ending: str) -> None:
     board = Board(chain, replace(JOB, nonce=1000 + list(ENDINGS).index(ending)))
     ledger = Ledger(job=SETTING)

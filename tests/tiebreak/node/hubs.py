@@ -110,6 +110,7 @@ def running(wanted: HubSettings, port: int = 0, *, proxies: str = "", **given: A
     app = make_app(wanted, **given)
     trusted = networks_in(proxies)
     server = uvicorn.Server(configure(app, host="127.0.0.1", port=port, limits=wanted.limits, proxies=trusted))
+    server.config.timeout_graceful_shutdown = 0.1  # type: ignore[assignment]
     listening = socket.create_server(("127.0.0.1", port))
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
     thread.start()

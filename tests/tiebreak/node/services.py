@@ -74,7 +74,7 @@ def running(app: Starlette) -> Iterator[str]:
     """Serves an application with uvicorn on this machine. Yields its URL."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=0.1))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
         thread.start()
         until(lambda: server.started)

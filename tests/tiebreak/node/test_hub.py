@@ -26,6 +26,7 @@ from tests.waiting import until
 from tiebreak.node.hub import connection as connection_module
 from tiebreak.node.hub import service as service_module
 from tiebreak.node.hub import streams as streams_module
+from tiebreak.node.hub.app import description, make_app
 from tiebreak.node.hub.connection import GRACE_SECONDS, OpenConnections
 from tiebreak.node.hub.limits import PAGE_SECONDS, PROCESSOR, Buckets, HubLimits, Recent, address_of, networks_in
 from tiebreak.node.hub.post_writer import Arrival
@@ -516,6 +517,7 @@ def test_a_stream_that_nobody_reads_is_cut(
 ) -> None:
     monkeypatch.setattr(streams_module, "MAX_HELD_BYTES", held)
     monkeypatch.setattr(connection_module, "PATIENCE_SECONDS", patience)
+    monkeypatch.setattr(connection_module, "LEAST_PACE", 10**9)
     with running(settings(tmp_path)) as hub, silent(hub, "/stream?posts=1"):
         hub.connect().post(OFFER)
         until(lambda: len(hub.hub.streams) == 1)
@@ -759,3 +761,14 @@ def test_a_body_that_drips_is_given_up(tmp_path: Path, monkeypatch: pytest.Monke
         threading.Thread(target=drip).start()
         assert line.getresponse().status == 408
         ended.set()
+
+
+def test_every_route_is_described_and_every_description_has_a_route(tmp_path: Path) -> None:
+    document, app = json.loads(description()), make_app(settings(tmp_path))
+    found = [route for route in app.routes if isinstance(route, Route)]
+    routes = {(route.path, method.lower()) for route in found for method in route.methods or ()}
+    described = {(path, method) for path, item in document["paths"].items() for method in item}
+    described |= {(path, "head") for path, method in described if method == "get"}
+    routes |= {(path, "head") for path, method in routes if method == "get"}
+    assert described == routes
+    assert len(described) > 10

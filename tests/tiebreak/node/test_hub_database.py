@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 import sqlalchemy as sql
 
+from tests.parts import slow_except
 from tests.protocol.runs import CHALLENGER
 from tests.tiebreak.node import hubs
 from tests.tiebreak.node.hubs import JOB, OFFER, Running, ask, make_writer, running, settings, steps, take
@@ -270,7 +271,7 @@ def trouble(hub: Running) -> float:
 
 @needs_postgres
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)
-@pytest.mark.parametrize("fails", ["counted", "lost", "silent"])
+@pytest.mark.parametrize("fails", slow_except(["counted", "lost", "silent"], "counted"))
 def test_a_database_reply_lost_by_a_proxy_only_costs_time(
     database: str, proxy: Proxy, tmp_path: Path, fails: str, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

@@ -16,10 +16,7 @@ from typing import Any
 
 import openai
 import pytest
-import schemathesis
 import sqlalchemy
-from hypothesis import HealthCheck
-from hypothesis import settings as hypothesis_settings
 from openai.types import FileDeleted, FileObject, Model, ModelDeleted
 from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
 from openai.types.fine_tuning.jobs import FineTuningJobCheckpoint
@@ -644,40 +641,3 @@ def test_every_operation_has_a_route_and_an_id_of_its_own(service: Service) -> N
     ids = [operation["operationId"] for item in requests.DOCUMENT["paths"].values() for operation in item.values()]
     assert len(ids) == len(set(ids)) == len(described) > 15
     assert TestClient(service.app).get("/openapi.json").json() == requests.DOCUMENT
-
-
-SCHEMA = schemathesis.openapi.from_dict(requests.DOCUMENT)
-
-
-STATUSES = ("status_code_conformance", "content_type_conformance", "response_schema_conformance")
-CHECKS = [getattr(schemathesis.checks, name) for name in STATUSES]
-
-
-@pytest.fixture(scope="module")
-def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with Service.of(tmp_path_factory.mktemp("fuzzed")) as made:
-        made.key("fuzz", requests=10**6, jobs=10**6)
-        yield made
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-@SCHEMA.parametrize()
-@hypothesis_settings(
-    max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
-)
-def test_answers_conform_to_the_description(case: schemathesis.Case, fuzzed: Service) -> None:
-    """Each request as it was generated, and once more with ids that exist, which nobody guesses."""
-    headers = {"authorization": f"Bearer {fuzzed.key('fuzz')}"}
-    for is_real in (False, True):
-        if is_real:
-            job = order(fuzzed.client("fuzz"))
-            ids = {"files": job["training_file"], "jobs": job["id"], "models": "tiny"}
-            kind = next((kind for kind in ids if f"/{kind}/" in case.path), "")
-            if kind and case.path_parameters:
-                case.path_parameters["object_id"] = ids[kind]
-            if isinstance(case.body, dict) and "training_file" in case.body:
-                case.body |= {"model": "tiny", "training_file": ids["files"], "validation_file": None}
-        response = case.call(headers=headers, app=fuzzed.app)
-        assert response.status_code < 500, response.text
-        case.validate_response(response, checks=CHECKS)

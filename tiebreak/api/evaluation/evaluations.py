@@ -6,16 +6,17 @@ scores/evaluation.json   names of metrics and columns, roots of program and data
 scores/certificate.json  for the scores, as that of an adapter whose base is the model
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 from torch import nn
 
 from tiebreak.api.certification.certificates import SignedCertificate
 from tiebreak.api.certification.folders import ADAPTER, EVALUATION, SCORES
 from tiebreak.api.certification.issuance import certify
+from tiebreak.api.evaluation.examples import of_choices
 from tiebreak.api.machine import Machine
 from tiebreak.api.provenance import formats
 from tiebreak.api.provenance.source import FormatSource, metrics_in
@@ -76,6 +77,21 @@ def evaluate(
     signed, _ = certify(open_directory(output / "run"), folder, folder / CERTIFICATE, key, besides=["README.md"])
     formats.write(["hub", "in-toto"], FormatSource(signed=signed, certificate=CERTIFICATE, folder=folder, key=key))
     return metrics_in(folder)
+
+
+def continuations(
+    model: Path, base: Path | None, pairs: Sequence[tuple[list[int], list[int]]], output: Path, *, length: int,
+    **given: Any,
+) -> list[tuple[float, bool]]:  # fmt: skip
+    """Scores pairs of tokens, a context and its continuation, for `lm_eval`; given: as for `evaluate`.
+
+    Returns, of each pair in their order, the log-probability of the continuation, and whether greedy decoding gives it.
+    """
+    tokens = [[(a + b, [False] * len(a) + [True] * len(b))] for a, b in pairs]
+    examples = of_choices(tokens, [0] * len(pairs), [[1]] * len(pairs))
+    evaluate(load(model, base), examples, output, described={"length": length}, **given)
+    scores = load_file(output / "scores" / SCORES)[scoring.SCORES]
+    return [(row[-2], bool(row[-1])) for row in scores.tolist()]
 
 
 def check_against(bundle: Bundle, signed: SignedCertificate, examples: ScoredExamples, folder: Path) -> None:

@@ -190,8 +190,11 @@ class RecordedColumns:
     """Micro-batches that were padded most, by number, and the row of the data that each is in."""
 
 
-def columns(trainer: Trainer, recording: Recording) -> RecordedColumns:
-    """Pads the micro-batches to one shape. Raises `ConfigurationError` for a column without a padding value."""
+def columns(trainer: Trainer, recording: Recording, *, ordered: bool = False) -> RecordedColumns:
+    """Pads the micro-batches to one shape. Raises `ConfigurationError` for a column without a padding value.
+
+    ordered: whether the job reads the rows in their order, instead of the shuffled one.
+    """
     held: Any = trainer
     a = trainer.args.gradient_accumulation_steps
     # The micro-batches in order, the last of a short step again until it has `a`, with the share of each in the mean
@@ -217,7 +220,7 @@ def columns(trainer: Trainer, recording: Recording) -> RecordedColumns:
     if len(set(weights)) > 1:
         found[WEIGHT] = torch.tensor(weights, dtype=torch.float32)
     dtypes = {name: tensor.dtype for name, tensor in found.items()}
-    place = [shuffle(g, trainer.args.seed, 0, len(rows), 0) for g in range(len(rows))]
+    place = [g if ordered else shuffle(g, trainer.args.seed, 0, len(rows), 0) for g in range(len(rows))]
     sizes = [sum(row[n].numel() for n in names) for row in rows]
     widths = [row[names[0]].shape[0] for row in rows]
     smallest = {sizes.index(min(sizes)), widths.index(min(widths))}

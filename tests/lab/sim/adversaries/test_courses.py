@@ -4,6 +4,7 @@ import pytest
 
 from tests.lab.sim.adversaries.playing import duel, of, party, played, result_of
 from tests.lab.sim.beside import whole
+from tests.parts import slow_except
 from tiebreak.lab.sim.adversaries.base import TRAINER, between, challenger
 from tiebreak.lab.sim.adversaries.challengers import Swarm, with_one_machine
 from tiebreak.lab.sim.adversaries.heads import CHECKPOINTS
@@ -53,9 +54,10 @@ def test_a_stalled_defence_takes_its_clock_and_three_allowances_and_loses() -> N
 # ---------------------------------------------------------------- logs and receipts
 
 
-@pytest.mark.parametrize(
-    "name", ["code 3 in a log", "logs withheld", "other logs than committed", "codes of padding in a log"]
-)
+WITHOUT_LOGS = "code 3 in a log", "logs withheld", "other logs than committed", "codes of padding in a log"
+
+
+@pytest.mark.parametrize("name", slow_except(WITHOUT_LOGS, "logs withheld"))
 def test_who_shows_no_logs_is_not_paid_for_them(name: str) -> None:
     result = whole(name).result
     assert result.job_status == "parted"

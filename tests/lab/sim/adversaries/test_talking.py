@@ -6,6 +6,7 @@ from random import Random
 import pytest
 
 from tests.lab.sim.adversaries.playing import stage
+from tests.parts import slow_except
 from tiebreak.lab.sim.adversaries.talking import TALK
 from tiebreak.lab.sim.world.game import GameResult, watch
 
@@ -19,7 +20,10 @@ def played(name: str, seed: int = 1) -> tuple[GameResult, Counter[str]]:
     return result, Counter(one.pending.call.kind for one in sent if one.applied.reverted is None)
 
 
-@pytest.mark.parametrize("name", ["silence in the talk", "acknowledgement withheld", "stale state entered"])
+WITHHOLDING = "silence in the talk", "acknowledgement withheld", "stale state entered"
+
+
+@pytest.mark.parametrize("name", slow_except(WITHHOLDING, "stale state entered"))
 def test_a_party_that_withholds_messages_is_convicted_after_the_talk(name: str) -> None:
     result, sent = played(name)
     assert (result.catches, sent["prove"]) == ({name: "recomputed"}, 1)
