@@ -90,7 +90,7 @@ def train(order: Json, base: Path, data: Path, out: Path, key: PrivateKey, threa
     """Trains an order, or what a cheat makes of it, and certifies the adapter. changes: of the settings."""
     settings = replace(orders.settings_of(order, base, data), **changes)
     prepared = settings.check(out / "run")
-    run, model, _ = finetune(
+    run, model, *_ = finetune(
         prepared, out / "run", key=key, machine=Machine(threads=threads), progress=False, keep="every:5"
     )
     save(settings, model, out / "adapter")

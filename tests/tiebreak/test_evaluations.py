@@ -19,13 +19,7 @@ from peft import get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    GPT2Config,
-    GPT2ForSequenceClassification,
-    PreTrainedTokenizerFast,
-)
+from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2ForSequenceClassification
 
 from tests.conftest import ROOT
 from tests.engine.tiny import CLIENT, TRAINER
@@ -48,7 +42,7 @@ from tiebreak.api.provenance.formats import write
 from tiebreak.api.provenance.source import FormatSource
 from tiebreak.api.training.runs import agree
 from tiebreak.api.training.scoring import METRICS, ScoredExamples, captured, evaluation_task, plan
-from tiebreak.cli.key import PASSPHRASE_VARIABLE
+from tiebreak.cli.options import PASSPHRASE_VARIABLE
 from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.distributed import partition
 from tiebreak.engine.run.directory import RunDirectory
@@ -155,7 +149,7 @@ def test_scores_with_a_certificate_show_model_metrics_and_that_they_were_registe
     assert "That these are scores of your model: the signers name a base of root" in alone
     assert "(`tiebreak evaluate --against`)" in alone
     assert "README.md (hub) is what this certificate makes of it" in alone
-    data = ModelCard((out / "README.md").read_text()).data
+    data: Any = ModelCard((out / "README.md").read_text()).data
     assert (data.model_name, [one.metric_type for one in data.eval_results]) == ("out", ["accuracy", "loss"])
     metrics = {one.metric_type: one.metric_value for one in data.eval_results}
     assert [*metrics.values()] == pytest.approx(expected, rel=1e-6)
@@ -383,7 +377,7 @@ def test_models_and_tokenizers_that_cannot_score_rows_are_refused(words: Path) -
         rows.read(words, written(words, []), 16)
     labels = rows.read(words, written(words, [LABEL, LABEL | {"label": 7}]), 16)
     with pytest.raises(ConfigurationError, match="Target 7 is out of bounds"):
-        scores(bert(), labels)
+        scores(BERT(), labels)
     pair = rows.read(words, written(words, [{"prompt": "the", "chosen": " model", "rejected": " data"}]), 16)
     with pytest.raises(ConfigurationError, match="expected an adapter on its base for rows of preferences"):
         scores(llama(), pair)
@@ -394,31 +388,25 @@ def test_models_and_tokenizers_that_cannot_score_rows_are_refused(words: Path) -
     for model, base in ((words, words), (words.parent, None)):
         with pytest.raises(ConfigurationError, match="and none with a model, got" if base else "config.json"):
             load(model, base)
-    plain = PreTrainedTokenizerFast(tokenizer_object=tokenizer().backend_tokenizer, eos_token="<eos>")
+    plain = tokenizer()
+    plain.pad_token = None
     plain.save_pretrained(words)
     with pytest.raises(ConfigurationError, match="expected a tokenizer that fills texts up to one length, got"):
         rows.read(words, written(words, [LABEL]), 16)
 
 
-def bert() -> BertForSequenceClassification:
+def classifier(kind: Any, config: Any, **more: int) -> Any:
     torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
-        max_position_embeddings=64, num_labels=3, pad_token_id=0,
-    )  # fmt: skip
-    return BertForSequenceClassification(config)
+    return kind(config(vocab_size=VOCABULARY, num_labels=3, pad_token_id=0, **more)).eval()
 
 
-def gpt2_classifier() -> GPT2ForSequenceClassification:
-    torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=VOCABULARY, n_positions=64, n_layer=1, n_embd=16, n_head=2, bos_token_id=1, eos_token_id=1,
-        pad_token_id=0, num_labels=3,
-    )  # fmt: skip
-    return GPT2ForSequenceClassification(config)
+BERT: Any = partial(classifier, BertForSequenceClassification, BertConfig, hidden_size=16, num_hidden_layers=1,
+                    num_attention_heads=2, intermediate_size=32, max_position_embeddings=64)  # fmt: skip
+GPT2: Any = partial(classifier, GPT2ForSequenceClassification, GPT2Config, n_embd=16, n_layer=1, n_head=2,
+                    n_positions=64, bos_token_id=1, eos_token_id=1)  # fmt: skip
 
 
-def adapted(words: Path) -> Any:
+def adapted() -> Any:
     """An adapter that does something, on a base."""
     torch.manual_seed(1)
     model = get_peft_model(llama(), lora(task_type="CAUSAL_LM", init_lora_weights=False))
@@ -428,11 +416,11 @@ def adapted(words: Path) -> Any:
 def eager(model: Any, ids: list[int], begin: int) -> Tensor:
     """The log-probabilities of all tokens after each of the tokens from one before `begin` on."""
     with torch.no_grad():
-        logits = model(torch.tensor([ids])).logits[0].double()
-    return logits.log_softmax(-1)[begin - 1 : -1]
+        found: Tensor = model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+    return found[begin - 1 : -1]
 
 
-QUESTIONS = [
+QUESTIONS: list[dict[str, Any]] = [
     {"prompt": said[: len(said) // 2 + 1], "choices": [f" {a}", f" {b} {a}", *([a] if n % 2 else [])], "answer": n % 2}
     for n, (said, a, b) in enumerate(zip(texts(9), texts(9, 1, 5), texts(9, 2, 6), strict=True))
 ]  # fmt: skip
@@ -442,7 +430,7 @@ TWICE = {"prompt": "the", "choices": [" data", " data"], "answer": 0}
 
 def test_choices_are_scored_as_the_model_tells_them(words: Path) -> None:
     examples, made = rows.read(words, written(words, [*QUESTIONS, TWICE]), 64), tokenizer()
-    model = adapted(words)
+    model = adapted()
     got, right = table(scores(model, examples, 4), examples), list[list[float]]()
     for row, question in zip(got, [*QUESTIONS, TWICE], strict=True):
         sums, by_token, by_byte = list[float](), list[float](), list[float]()
@@ -465,13 +453,13 @@ def test_choices_are_scored_as_the_model_tells_them(words: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [bert, gpt2_classifier])
-def test_texts_are_classified_as_transformers_classifies_each_alone(words: Path, make: Callable[[], Any]) -> None:
+@pytest.mark.parametrize("make_model", [BERT, GPT2], ids=["BERT", "GPT-2"])
+def test_texts_are_classified_as_transformers_classifies_each_alone(words: Path, make_model: Any) -> None:
     said = [{"text": text, "label": n % 3} for n, text in enumerate(texts(9, longest=30))]
-    model, made = make().eval(), tokenizer()
-    left = PreTrainedTokenizerFast(tokenizer_object=made.backend_tokenizer, pad_token="<pad>", padding_side="left")
+    model, made = make_model(), tokenizer()
     found = rows.read(words, written(words, said), 64)
-    left.save_pretrained(words)
+    settings = words / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"padding_side": "left"}))
     filled_before = rows.read(words, written(words, [*said, {"text": "graph " * 70, "label": 0}]), 64)
     assert all(torch.equal(filled_before.data[n][:9, : array.shape[-1]], array) for n, array in found.data.items()
                if array.dim() == 2), "texts begin at position 0"  # fmt: skip
@@ -486,7 +474,7 @@ def test_texts_are_classified_as_transformers_classifies_each_alone(words: Path,
 
 @pytest.mark.slow
 def test_windows_and_preferences_have_the_losses_of_finetuning(words: Path) -> None:
-    model, made = adapted(words), tokenizer()
+    model, made = adapted(), tokenizer()
     examples = rows.read(words, written(words, [{"text": text} for text in texts(9)]), 16)
     result = scores(model, examples, 4)
     found, ids = table(result, examples), torch.tensor([n for text in texts(9) for n in [*made(text).input_ids, 1]])
@@ -529,7 +517,7 @@ def test_a_score_and_a_metric_of_ones_own_are_captured() -> None:
 def test_a_score_has_the_same_bits_in_any_batch_width_order_and_number_of_workers(
     words: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    examples, model = rows.read(words, written(words, QUESTIONS), 64), adapted(words)
+    examples, model = rows.read(words, written(words, QUESTIONS), 64), adapted()
     first = scores(model, examples, 1)
     for batch, how in ((7, {}), (32, {}), (3, {"threads": 2}), (7, {"permute": 1}), (4, {"permute": 2})):
         assert torch.equal(scores(model, examples, batch, **how), first), (batch, how)
@@ -575,14 +563,14 @@ def test_an_evaluation_goes_on_after_it_was_interrupted(here: Path, monkeypatch:
 @pytest.mark.slow
 def test_an_adapter_is_scored_on_its_base_and_checked_without_torch(words: Path, command: Commands) -> None:
     model, adapter, out = shutil.copytree(words, words.parent / "model"), words.parent / "adapter", words.parent / "out"
-    adapted(words).save_pretrained(adapter)
+    adapted().save_pretrained(adapter)
     (adapter / "README.md").unlink()
     given: list[object] = ["evaluate", adapter, "--base", model, "--length", 64, "--threads", 1]
     on = ["--on", written(words, QUESTIONS)]
     found = command.tell(*given, *on, "-o", out)
     scored = load_file(out / "scores" / SCORES)
     examples = rows.read(model, words / "rows.jsonl", 64)
-    assert [*found["metrics"].values()] == scored[METRICS].tolist() == scores(adapted(words), examples)[-3:].tolist()
+    assert [*found["metrics"].values()] == scored[METRICS].tolist() == scores(adapted(), examples)[-3:].tolist()
     told = command(*found["verify"].split()[1:])
     assert f"{adapter} is what was scored" in told
     blocked = [sys.executable, ROOT / "tests" / "light" / "blocked.py", *found["verify"].split()[1:]]
@@ -595,4 +583,3 @@ def test_an_adapter_is_scored_on_its_base_and_checked_without_torch(words: Path,
     assert "other examples" in command(*given, "--on", others, *against, code=2)
     for more in ([], [*on, "--task", "x"]):
         assert "expected --on or --task, got both or neither" in command("evaluate", model, *more, code=1)
-    assert "expected a base with an adapter" in command("evaluate", adapter, *on, "-o", out, code=1)

@@ -25,7 +25,9 @@ from tests.source_tree import ROOT
 from tests.tiebreak.parties import PASSPHRASE, Commands, Once
 from tests.waiting import free_port, until
 from tiebreak import open_run
-from tiebreak.api.certification.certificates import verify
+from tiebreak.api.certification.certificates import verify, verify_lineage
+from tiebreak.api.certification.lineage import registered
+from tiebreak.api.provenance.source import metrics_in
 from tiebreak.api.signing import keys
 from tiebreak.api.training.orders import settings_of
 from tiebreak.cli.options import PASSPHRASE_VARIABLE
@@ -447,12 +449,17 @@ def test_job_succeeds_with_the_run_that_its_order_makes_by_hand(
     assert measured[-1] == run.steps
     body, files = real.job(job), real.files(job)
     assert body["trained_tokens"] == run.steps * 64
-    adapter = real.folder / "adapter"
-    adapter.mkdir()
+    adapter, scores = real.folder / "adapter", real.folder / "evaluation"
+    for folder in (adapter, scores):
+        folder.mkdir()
     for name, path in files.items():
-        if name.startswith("adapter/"):
+        if name.startswith(("adapter/", "evaluation/")):
             (real.folder / name).write_bytes(path.read_bytes())
     verify(adapter, adapter / "certificate.json", base=real.models / "tiny")
+    given = [adapter, real.models / "tiny"], [adapter / "certificate.json"]
+    links = verify_lineage(scores, scores / "certificate.json", *given)
+    assert registered(links), "the job named its evaluation"
+    assert metrics_in(scores)["loss"] == pytest.approx(real.metrics(job)[-1]["full_valid_loss"], rel=1e-5)
     downloaded = real.folder / "hand"
     for name, path in files.items():  # over the customer's own program, data and first state
         if name.startswith("run/") and name != "run/job.bin":

@@ -59,7 +59,7 @@ def test_what_a_killed_service_trained_is_what_was_ordered(tmp_path: Path, monke
     with serving(tmp_path, port):
         file = client.files.create(file=tmp_path / "rows.jsonl", purpose="fine-tune")
         method = {"type": "dpo", "dpo": {"hyperparameters": {"n_epochs": 3}}}
-        order = {"model": "tiny", "training_file": file.id, "method": method}
+        order = {"model": "tiny", "training_file": file.id, "validation_file": file.id, "method": method}
         job = jobs.create(**order)  # type: ignore[arg-type]
         until(lambda: any(event.type == "metrics" for event in jobs.list_events(job.id)), WAIT)
     with serving(tmp_path, port):

@@ -1,16 +1,17 @@
 """Checks what a fine-tuning service shows of a job against what its customer ordered. Imports no torch.
 
 The folder of a receipt has what the service serves: `job.json` and `events.jsonl` in the shapes of OpenAI's interface,
-and the result files by their names: `metrics.csv`, `adapter/...`, and of the run `run/records.bin` and
-`run/checkpoints/...`. All of it is a stranger's. What contradicts the order, or what the service itself has signed, is
-false; what is missing or cannot be read is unchecked.
+and the result files by their names: `metrics.csv`, `adapter/...`, `evaluation/...` with the scores of a validation
+file, and of the run `run/records.bin` and `run/checkpoints/...`. All of it is a stranger's. What contradicts the order,
+or what the service itself has signed, is false; what is missing or cannot be read is unchecked.
 
 Numbered plan: (1) the service shows the order that its customer sent; (2) the adapter is that of its certificate, which
 the trainer signed, and those that were asked for; (3) its base is the customer's; (4) the records are those of the
 certificate's head; (5) each event has a head that the trainer signed for the beginning of these very records; (6)
 events and `metrics.csv` have the losses of the records, each number counting as the float32 nearest to it; (7) the
 certificate's job is the one that the order makes of the customer's own files (`ordered_jobs`); (8) segments that are
-drawn now, long after they were signed, give the signed records when they are computed again.
+drawn now, long after they were signed, give the signed records when they are computed again; (9) the scores are of this
+adapter and base, by the evaluation that the job named.
 """
 
 import re
@@ -24,6 +25,7 @@ from typing import Any, Final
 from tiebreak.api.certification import certificates
 from tiebreak.api.certification.certificates import SignedCertificate
 from tiebreak.api.certification.folders import ADAPTER as ADAPTER_CONFIG
+from tiebreak.api.certification.lineage import registered
 from tiebreak.api.training.orders import hyperparameters
 from tiebreak.engine.data.disk import Folder
 from tiebreak.engine.run.directory import RECORD_BYTES
@@ -37,6 +39,7 @@ from tiebreak.protocol.strict_json import JsonObject
 from tiebreak.protocol.trees import Frontier
 
 JOB, EVENTS, METRICS, ADAPTER, RUN = "job.json", "events.jsonl", "metrics.csv", "adapter", "run"
+EVALUATION: Final = "evaluation"
 MAX_BYTES: Final = 1 << 28
 """The most bytes of a file of text."""
 MAX_CHECKPOINTS: Final = 1 << 16
@@ -106,6 +109,9 @@ def check(
             _check_events(receipt, signed)
         with receipt.part(f"{METRICS} has the losses of the records at all checkpoints."):
             _check_metrics(receipt)
+    if base is not None and (receipt.folder / EVALUATION).exists():
+        with receipt.part("The scores are this adapter's, by the evaluation that its job named."):
+            _check_scores(receipt, base)  # (9)
     return receipt
 
 
@@ -158,6 +164,14 @@ def _check_adapter(receipt: JobReceipt, base: Path | None, require: Sequence[Add
             tensors = certificates.read_weights(base).tensors
         certificate.check_base(found.tensors, tensors)  # (3)
         receipt.checked.append(f"{base} is the base that the adapter was trained on.")
+
+
+def _check_scores(receipt: JobReceipt, base: Path) -> None:
+    """That these are scores of the validation file is for whoever has that to check (`tiebreak evaluate --against`)."""
+    scores, adapter = receipt.folder / EVALUATION, receipt.folder / ADAPTER
+    certificate, own = (folder / "certificate.json" for folder in (scores, adapter))
+    if not registered(certificates.verify_lineage(scores, certificate, [adapter, base], [own])):
+        raise VerificationError(f"{EVALUATION}: expected the evaluation that the job named, got another")
 
 
 def _check_records(receipt: JobReceipt, signed: SignedCertificate) -> None:

@@ -264,7 +264,8 @@ class JobTraining:
         lines += [f"{one['step']},{one['loss']!r},{held.get(int(one['step']), '')}\n" for one in run.metrics()]
         write_file(metrics, "".join(lines).encode())
         sent = [part.name for part in parts(run, run.job.checkpoints, states=True) if part.name not in UNSENT]
-        files = {f"adapter/{path.name}": path for path in sorted((self._folder / "adapter").iterdir())}
+        kept = {"adapter": self._folder / "adapter", "evaluation": self._folder / "evaluation" / "scores"}
+        files = {f"{name}/{path.name}": path for name, folder in kept.items() for path in sorted(folder.glob("*"))}
         files |= {metrics.name: metrics} | {f"run/{name}": run.path / name for name in sent}
         ids = {name: self._new_id("file", name) for name in files}
         for name, path in files.items():

@@ -32,7 +32,7 @@ MAX_WAITS: Final = 100
 MAX_WAIT_SECONDS: Final = 10.0
 PAGE_BYTES: Final = 1 << 14
 """Each page of events counts for that many bytes more, so that there is an end of pages."""
-NAME: Final = r"(?a:metrics\.csv|(?:adapter|run)(?:/(?!\.)[\w.-]{1,100}){1,2})"
+NAME: Final = r"(?a:metrics\.csv|(?:adapter|evaluation|run)(?:/(?!\.)[\w.-]{1,100}){1,2})"
 
 
 class ServiceClient:
