@@ -198,8 +198,7 @@ class Driver(PostingDriver):
             self.publish_run(e.PublishRun(job_id=job_id, count=0, logs=False))
         if isinstance(statement, e.SignJob) and statement.signature:
             self._signatures[job_id] = statement.signature
-        is_new = super().say(statement)
-        if is_new:
+        if is_new := super().say(statement):
             self.notes.info("say", log.statement(statement), job=job_id.hex()[:8])
         return is_new
 
@@ -219,8 +218,7 @@ class Driver(PostingDriver):
         if job_id not in self._own:
             self._own[job_id] = None
             if len(self._own) > MAX_OWN:
-                known = self.machine.board.jobs
-                gone = next((other for other in self._own if other not in known), job_id)
+                gone = next((other for other in self._own if other not in self.machine.board.jobs), job_id)
                 job_files = self.job_files.seconds, self.job_files.starts
                 for kept in (self._own, self.jobs, self._offers, self._trials, self._listings, *job_files):
                     kept.pop(gone, None)

@@ -62,8 +62,7 @@ def verify(root: bytes, depth: int, position: int, leaf: bytes, siblings: Sequen
         raise ProofError(f"expected a position below {1 << depth}, got {position}")
     if len(siblings) != depth or any(len(s) != 32 for s in siblings):  # (2)
         raise ProofError(f"expected {depth} siblings of 32 bytes, got {len(siblings)}")
-    found = fold(leaf, position, siblings)
-    if found != root:  # (3)
+    if (found := fold(leaf, position, siblings)) != root:  # (3)
         raise ProofError(f"expected root {bytes(root).hex()}, got {found.hex()} from position {position}")
 
 
@@ -78,8 +77,7 @@ class Nodes:
 
     def below(self, height: int, position: int, levels: int) -> list[Digest]:
         """The 2^levels nodes that lie `levels` below node (height, position), from left to right."""
-        first = position << levels
-        return [self.node(height - levels, first + i) for i in range(1 << levels)]
+        return [self.node(height - levels, (position << levels) + i) for i in range(1 << levels)]
 
     def proof(self, position: int) -> list[Digest]:
         """The siblings of a leaf, from the leaf upwards."""
@@ -132,8 +130,7 @@ def _fold_shown(
         return hidden(height, position)
     if not height:
         return leaf(position)
-    below = (_fold_shown(height - 1, 2 * position + side, leaves, shown, leaf, hidden) for side in (0, 1))
-    return parent(*below)
+    return parent(*(_fold_shown(height - 1, 2 * position + side, leaves, shown, leaf, hidden) for side in (0, 1)))
 
 
 def hidden_nodes(tree: Nodes, leaves: int, shown: Sequence[int]) -> list[Digest]:

@@ -127,8 +127,7 @@ class SharedArithmetic(Arithmetic):
 
     def _agree(self, sums: Sequence["_Sum"]) -> None:
         """Agrees on the bounds of sums: workers may have different terms, and so different roundings."""
-        new = [each for each in sums if each.roundings is None]
-        if not new:
+        if not (new := [each for each in sums if each.roundings is None]):
             return
         worst = self.collectives.greatest([each.part.roundings for each in new], self.device)
         for each, roundings in zip(new, worst, strict=True):
@@ -233,8 +232,7 @@ class _Sum:
     def among(self, told: Tensor, lengths: Sequence[int], begin: int) -> tuple[Tensor, list[int]]:
         """This sum's elements in the lists of all workers, and how many of them each worker owns."""
         its = (told >= begin) & (told < begin + self.mine.numel)
-        columns = [int(part.sum()) for part in torch.split(its, list(lengths))]
-        return told[its] - begin, columns
+        return told[its] - begin, [int(part.sum()) for part in torch.split(its, list(lengths))]
 
 
 class _Message:

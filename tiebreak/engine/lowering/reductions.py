@@ -178,8 +178,7 @@ def cumsum(c: Context, x: Ref, d: int, **_: Any) -> Ref:
 
 def prefix_sums(c: Context, x: Ref, d: int) -> Ref:
     """Every prefix's sum along dim d of an i64, which wraps."""
-    n = x.shape[d]
-    if n > _LONG:
+    if (n := x.shape[d]) > _LONG:
         return _doubled(c, x, d, MapFunction.ADD)
     shape = tuple(2 * n - 1 if e == d else m for e, m in enumerate(x.shape))
     padded = c.b.window(shape, x, tuple(n - 1 if e == d else 0 for e in range(x.rank)))
@@ -382,7 +381,6 @@ def cdist_backward(c: Context, grad: Ref, x: Ref, y: Ref, order: float, distance
 def weight_norm_backward(c: Context, grad: Ref, v: Ref, g: Ref, norms: Ref, d: int) -> tuple[Ref, Ref]:
     """dg = sum(grad * v) / |v| and dv = (g / |v|) * (grad - v * (dg / |v|)) over the dims other than d."""
     b = c.b
-    others = [e for e in range(v.rank) if e != v.dim(d)]
-    dg = b.div(b.dot(grad, v, others, keepdim=True), norms)
+    dg = b.div(b.dot(grad, v, [e for e in range(v.rank) if e != v.dim(d)], keepdim=True), norms)
     dv = b.mul(b.div(g, norms), b.sub(grad, b.mul(v, b.div(dg, norms))))
     return dv, dg

@@ -149,8 +149,7 @@ def read_log(topics: Sequence[bytes], data: bytes) -> tuple[str, dict[str, Any]]
     if event is None:
         return None
     # Every indexed field of these contracts is one word, so its topic holds the value itself and not a hash.
-    indexed = [field for field in event.inputs if field.indexed]
-    values = decode_fields(indexed, b"".join(topics[1:]))
+    values = decode_fields([field for field in event.inputs if field.indexed], b"".join(topics[1:]))
     values |= decode_fields([field for field in event.inputs if not field.indexed], data)
     return event.name, {field.name: values[field.name] for field in event.inputs}
 
@@ -159,8 +158,7 @@ def decode_revert(data: bytes, message: str) -> Reverted:
     """The error that a contract reverted with. `message` is the node's text, used if there is no revert data."""
     if not data:
         return Reverted("Halted", {"message": message})
-    error = _errors().get(data[:4])
-    if error is None:
+    if (error := _errors().get(data[:4])) is None:
         return Reverted("Unknown", {"data": data})
     try:
         return Reverted(error.name, decode_fields(error.inputs, data[4:]))

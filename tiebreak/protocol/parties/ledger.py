@@ -252,8 +252,7 @@ class Ledger:
     def _slash(self, found: PublicJob, prover: Address, now: int) -> None:
         job, half = found.job, found.job.trainer_stake // 2
         self._end(found, JobStatus.SLASHED, now, {job.client: job.reward})
-        relief = found.relief * len(self.board.open_games(found.id))
-        self._pay(prover, half - relief)
+        self._pay(prover, half - found.relief * len(self.board.open_games(found.id)))
         self._pay(BURNED, job.trainer_stake - half)
 
     def _end(self, found: PublicJob, status: JobStatus, now: int, paid: dict[Address, int]) -> None:
@@ -303,8 +302,7 @@ class Ledger:
         _require(sender not in challengers and (sender in named or strangers < MAX_STRANGERS), "TooManyGames")
 
     def _play(self, sender: Address, wanted: tx.Transaction, number: Digest, now: int) -> Effect:
-        game = self.board.games.get(number)
-        if game is None:
+        if (game := self.board.games.get(number)) is None:
             raise Refusal("NoSuchGame")
         _require(not game.is_over, "GameIsOver")
         if isinstance(wanted, tx.Reclaim):
@@ -353,8 +351,7 @@ class Ledger:
         standing = Standing(game_id=game.id, sequence=wanted.sequence, snapshot=snapshot)
         _signed(lambda: keys.verify(standing.digest(self.domain), wanted.signature, other))
         talk = self._talks[game.id]
-        later = talk.stood(wanted.sequence, snapshot)
-        if later is None:
+        if (later := talk.stood(wanted.sequence, snapshot)) is None:
             raise Refusal("UnknownState", "expected a state that posted moves led to, got another")
         return later, list(talk.line[: wanted.sequence])
 
@@ -369,8 +366,7 @@ class Ledger:
         game.state, game.moves = state, line
         game.entries += entered
         game.height = self.board.height + 1
-        verdict = state.verdict
-        if verdict is None:
+        if (verdict := state.verdict) is None:
             return
         game.ended = now
         if verdict.winner is Side.DEFENDER:
