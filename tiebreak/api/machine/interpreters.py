@@ -68,7 +68,7 @@ def make_interpreter(program: Program, machine: Machine = Machine(), job: Job | 
         if job is None:
             return Interpreter(program, arithmetic, graphs=graphs)
         return Interpreter(program, arithmetic, graphs=graphs, compares=job.ends_segment)
-    if logging is not None:
+    if logging is not None or program.late_slots:
         raise ConfigurationError("expected a job of policy exact for several workers, got one of policy logged")
     if graphs:
         warnings.warn("steps are not replayed as CUDA graphs: workers exchange sums in each", stacklevel=2)
@@ -86,7 +86,9 @@ def as_policy(policy: Policy | None) -> LoggedPolicy | None:
 
 
 def make_logging(job: Job | None, policy: LoggedPolicy | None = None) -> Logging | None:
-    """The rules by which the sums of a job are computed and tested; None under policy `exact` and without a job.
+    """The rules by which the sums of a job are computed and tested; None where nothing can be logged.
+
+    That is so under policy `exact`, without a job, and for one without tolerances, whose logs have late data alone.
 
     The tolerances always come from the job. Only the thresholds come from the policy, because each party has its own;
     without a policy they are the proven bounds. Raises `ConfigurationError` if the policy was made for another
@@ -97,6 +99,8 @@ def make_logging(job: Job | None, policy: LoggedPolicy | None = None) -> Logging
             raise ConfigurationError("expected no policy file for a job of policy exact, got one")
         return None
     tolerances = {kind: tolerance_of(job.tolerances, kind) for kind in SumKind}
+    if policy is None and not job.tolerances:
+        return None
     if policy is None:
         return Logging(thresholds={}, tolerances=tolerances)
     if policy.precision != job.precision:

@@ -1,7 +1,7 @@
 """Runs on disk: committed at every checkpoint, resumable after a crash, open to audits, and disputable if signed."""
 
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import fields, replace
 from functools import partial
@@ -29,7 +29,7 @@ from tiebreak.engine.capture.task import Task
 from tiebreak.engine.data.disk import write_file
 from tiebreak.engine.distributed.exchange import Exchange
 from tiebreak.engine.distributed.train import SharedInterpreter, follow
-from tiebreak.engine.logged.journal import LogsInProgress
+from tiebreak.engine.logged.journal import LogsInProgress, Supply, no_late_data
 from tiebreak.engine.logged.policy import POLICY, LoggedPolicy, policy_of
 from tiebreak.engine.run.audit import SegmentAudit
 from tiebreak.engine.run.commit import Commit
@@ -37,7 +37,7 @@ from tiebreak.engine.run.directory import MAX_NAMES_BYTES, NAMES, ORIGINS, TITLE
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
 from tiebreak.engine.run.segments import draw_segments, signed_records
 from tiebreak.engine.run.train import OnCommit, OnProgress, Progress, Worker
-from tiebreak.protocol.arguments import CALLBACKS, FLAG, NONE, PATH, TEXT, instance, taking, whole
+from tiebreak.protocol.arguments import CALLBACKS, FLAG, FUNCTION, NONE, PATH, TEXT, instance, taking, whole
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address, Domain
 from tiebreak.protocol.commitments.job import PRECISION_F32, Job
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -52,6 +52,14 @@ PRECISION: Final = whole(MIN_PRECISION, MAX_PRECISION)
 SETTINGS: Final = "settings.json"
 """The file with the settings that a run was made with (`remember`)."""
 POLICY_OR_PATH: Final = instance("a policy of tiebreak.calibrate", LoggedPolicy) | PATH
+
+
+LateData = Callable[[int, Mapping[str, Tensor]], Mapping[str, Tensor]]
+"""supply(step, weights) -> the late data of a step (from 1) by name, as the task's `late` shows them.
+
+weights: weights and buffers before the step, with the keys of `state_dict`: the engine's own tensors, on the device
+that computes; copy them, and never write to them.
+"""
 
 
 class Run:
@@ -126,19 +134,21 @@ class Run:
             raise StateError(f"the state after step {at} was not kept; replay to it")
         return as_state_dict(self._run.state(at, narrow=True), names_of(self._run))
 
-    @taking(key=KEY | NONE, until=whole(1) | NONE, progress=FLAG, keep=TEXT, callbacks=CALLBACKS)
+    @taking(
+        key=KEY | NONE, until=whole(1) | NONE, progress=FLAG, keep=TEXT, callbacks=CALLBACKS, supply=FUNCTION | NONE
+    )
     def resume(
         self, key: PrivateKey | None = None, *, until: int | None = None, progress: bool = True, keep: str = "all",
-        callbacks: Callbacks = (), exchange: Exchange | None = None,
+        callbacks: Callbacks = (), supply: LateData | None = None, exchange: Exchange | None = None,
     ) -> "Run":  # fmt: skip
         """Computes from the last complete checkpoint to step `until` (default: the end) and returns the run.
 
         key: the trainer's key; with it, a head is signed at every checkpoint. progress: show a bar with the loss on
         stderr. keep: the checkpoints that stay on disk, `all`, `every:M` or `last`; an audit recomputes what was
         dropped. callbacks: called with each `tiebreak.Step`, and once more, with metrics, when the task's `evaluate`
-        was called on a checkpoint. exchange: the workers that compute together; all of them call this, and the first
-        one has key, bar and callbacks. Raises `StateError` if the loss or the state is no longer finite; whatever is
-        committed by then stays.
+        was called on a checkpoint. supply: see `LateData`. exchange: the workers that compute together; all of them
+        call this, and the first one has key, bar and callbacks. Raises `StateError` if the loss or the state is no
+        longer finite; whatever is committed by then stays.
         """
         tally = Tally()
         with on_stderr("training", self.steps, self.step, quiet=not progress) as on_step:
@@ -156,7 +166,10 @@ class Run:
                 self._evaluate(commit.record.step, callbacks)
 
             machine = replace(self._machine, exchange=exchange)
-            continue_run(self._run, machine, key=key, until=until, keep=keep, on_progress=told, on_commit=committed)
+            continue_run(
+                self._run, machine, key=key, until=until, keep=keep, on_progress=told, on_commit=committed,
+                supply=self._supplied(supply),
+            )  # fmt: skip
         return self
 
     @taking(key=KEY | NONE, keep=TEXT)
@@ -175,6 +188,16 @@ class Run:
                     raise NotFiniteError(progress.step, "the loss")
                 weights = {key: state[entry] for key, entry in names.items()}
                 yield Step(progress.step, progress.loss, progress.seconds, norm=norm_in(state)), weights
+
+    def _supplied(self, supply: LateData | None) -> Supply:
+        """The supply of late data from entries of the state. Raises `ConfigurationError` if one is missing."""
+        program, names = self._run.program, names_of(self._run)
+        if (supply is None) == bool(program.late_slots):
+            wanted = ", ".join(program.late_spec()) or "nothing"
+            raise ConfigurationError(f"expected a supply for a task with late data, which reads {wanted}, and no other")
+        if supply is None:
+            return no_late_data
+        return lambda step, state: supply(step, {key: state[entry] for key, entry in names.items()})
 
     def _evaluate(self, step: int, callbacks: Callbacks) -> None:
         """Measures the state of a checkpoint, if the task can and it is due."""
@@ -227,7 +250,7 @@ class Run:
 
 def continue_run(
     run: RunDirectory, machine: Machine, *, key: PrivateKey | None, until: int | None, keep: str,
-    on_progress: OnProgress, on_commit: OnCommit, diverging: bool = False,
+    on_progress: OnProgress, on_commit: OnCommit, diverging: bool = False, supply: Supply = no_late_data,
 ) -> Digest:  # fmt: skip
     """Computes from the last complete checkpoint to step `until` (default: the end). Returns the root of the run tree.
 
@@ -247,7 +270,7 @@ def continue_run(
             return Digest(interpreter.agreed(bytes(32)))
     worker = Worker(
         run, interpreter, key=key, keep=kept, on_progress=on_progress, on_commit=on_commit,
-        stop_if_not_finite=not diverging, logs=LogsInProgress.of(run),
+        stop_if_not_finite=not diverging, logs=LogsInProgress.of(run, supply=supply),
     )  # fmt: skip
     root = worker.work(until)
     return Digest(interpreter.agreed(root)) if isinstance(interpreter, SharedInterpreter) else root
@@ -268,12 +291,12 @@ _AGREED: Final = {
 """The arguments that `agree` and `train` share."""
 
 
-@taking(**_AGREED, progress=FLAG, keep=TEXT, callbacks=CALLBACKS, distributed=FLAG)
+@taking(**_AGREED, progress=FLAG, keep=TEXT, callbacks=CALLBACKS, supply=FUNCTION | NONE, distributed=FLAG)
 def train(
     task: Task, directory: str | Path, *, client: PrivateKey | None = None, trainer: PrivateKey | None = None,
     terms: Terms | None = None, policy: Policy | None = None, precision: int | None = None,
     machine: Machine = Machine(), check: str = "full", progress: bool = True, keep: str = "all",
-    callbacks: Callbacks = (), distributed: bool = False,
+    callbacks: Callbacks = (), supply: LateData | None = None, distributed: bool = False,
 ) -> Run:  # fmt: skip
     """Trains into a directory and returns the finished run. Called again, it continues the run in that directory.
 
@@ -281,7 +304,7 @@ def train(
     `model.load_state_dict(run.state_dict())`.
 
     task, directory, client, trainer, terms, policy, precision, machine, check: see `tiebreak.agree`.
-    progress, keep, callbacks: see `Run.resume`.
+    progress, keep, callbacks, supply: see `Run.resume`.
     distributed: the workers that `torchrun` has started all call this, and compute one run together, the same for any
     number of them. The first one captures, signs, reports and calls the callbacks.
 
@@ -297,7 +320,7 @@ def train(
         )  # fmt: skip
         if exchange is not None:
             exchange.meet()
-        return run.resume(trainer, progress=progress, keep=keep, callbacks=callbacks, exchange=exchange)
+        return run.resume(trainer, progress=progress, keep=keep, callbacks=callbacks, supply=supply, exchange=exchange)
 
 
 @taking(**_AGREED)
@@ -380,6 +403,8 @@ def draft(
         draft_job, Captured(bundle.program, bundle.state, bundle.data), steps=bundle.steps,
         checkpoint_interval=bundle.checkpoint_interval, client=client.address, trainer=trainer, terms=terms,
     )  # fmt: skip
+    if policy is None and bundle.program.late_slots:  # whose records have the root of these
+        return drafted(policy=rounding.Policy.LOGGED, precision=PRECISION_F32 if precision is None else precision)
     if policy is None:
         job = drafted(precision=PRECISION_F32 if precision is None else precision)
         return drawable(job, client)[0] if job.seats else job

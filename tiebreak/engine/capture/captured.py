@@ -193,7 +193,8 @@ def _telling(task: Task) -> tuple[Tensor, ...]:
         some = array.flatten()[: 1 << 26]
         some = some.view(torch.uint8) if some.dtype == torch.bool else some  # argmax takes no bools
         found += [(place // each).clamp(max=task.examples - 1) for place in (some.argmax(), some.argmin())]
-    return examples.take(task.data, torch.stack(found).repeat(task.batch.size)[: task.batch.size])
+    taken = examples.take(task.data, torch.stack(found).repeat(task.batch.size)[: task.batch.size])
+    return (*taken, *task.parts(task.late)[0])
 
 
 def _batch(b: Builder, task: Task) -> tuple[list[Ref], Ref | None]:
@@ -209,8 +210,11 @@ def _batch(b: Builder, task: Task) -> tuple[list[Ref], Ref | None]:
     chosen_B = b.map(MapFunction.MOD, draw_B, n)
     if task.batch.shuffled:
         chosen_B = b.shuffle(chosen_B, b.map(MapFunction.FLOORDIV, draw_B, n), count)
-    parts = [chosen_B.slice(0, start, start + size) for start in range(0, chosen_B.shape[0], size)]
-    batch = [ref for part_B in parts for ref in _take(b, task, task.batch.examples, part_B)]
+    late = [b.late(name, PROTOCOL_DTYPES[t.dtype], tuple(t.shape)) for name, t in task.late.items()]
+    batch = list[Ref]()
+    for start in range(0, chosen_B.shape[0], size):
+        batch += _take(b, task, task.batch.examples, chosen_B.slice(0, start, start + size))
+        batch += [ref.slice(0, start, start + size) for ref in late]
     if task.items is None:
         return batch, None
     return batch, b.sum(b.cast(b.rows(_data(b, task.data[task.items], task.items), chosen_B), DType.F32))

@@ -290,7 +290,7 @@ class EagerComparison:
         def tensors(refs: Mapping[str, Ref | None]) -> dict[str, Tensor]:
             return {name: _read(values[ref.value], ref) for name, ref in refs.items() if ref is not None}
 
-        after, _ = self.run_step(program, self.captured.data, step, state, observe, self.device)
+        after, _ = self.run_step(program, {**self.captured.data, **self.task.late}, step, state, observe, self.device)
         after = {**after, **{name: state[name] for name in program.frozen}}  # no copies on another device
         found, model = list[StepOutcome](), self.task.model
         frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
@@ -319,7 +319,10 @@ class EagerComparison:
         chosen = [order(g % n, epoch=g // n) if task.batch.shuffled else g % n for g in draws]
         parts = [torch.tensor(chosen[start : start + size]) for start in range(0, len(chosen), size)]
         divisor = task.accumulation if task.items is None else int(task.data[task.items][chosen].sum())
-        return [task.batch.examples.take(task.data, part) for part in parts], divisor
+        late = task.parts(task.late)
+        return [
+            (*task.batch.examples.take(task.data, part), *more) for part, more in zip(parts, late, strict=True)
+        ], divisor
 
     # Eager PyTorch's side
 
@@ -492,7 +495,7 @@ def _read(value: Tensor, ref: Ref) -> Tensor:
 def _by_name(task: Task, model: nn.Module, *batch: Tensor) -> Tensor:
     """Calls the user's own loss, with each array of `Rows` by its name where that is possible."""
     examples, loss = task.batch.examples, task.loss.loss if isinstance(task.loss, NamedLoss) else task.loss
-    given = dict(zip(examples.names, batch, strict=True)) if isinstance(examples, Rows) else {}
+    given = dict(zip((*examples.names, *task.late), batch, strict=True)) if isinstance(examples, Rows) else {}
     try:
         signature(loss).bind(model, **given)
     except (TypeError, ValueError):  # it takes them by position

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from tiebreak.engine.capture.examples import LOSSES, MAX_INDEX, Batch, Loss, NamedLoss, Rows, arrays, loaded, of_batch
 from tiebreak.engine.data import not_finite
 from tiebreak.engine.data.mapped import NARROW
+from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.optimizers.settings import MIN_EPS, STEPS, Clip, Optimizer, check_groups, fp32, require
 from tiebreak.engine.optimizers.translate import TorchOptimizers, by_phase, factors, of_lightning, translated
 from tiebreak.protocol.arguments import FLAG, FUNCTION, NONE, TEXT, Expectation, instance, is_text, taking, whole
@@ -57,6 +58,7 @@ class Task:
     loss: Loss
     """Takes the model and the arrays of the batch in their order."""
     data: Mapping[str, Tensor]
+    late: Mapping[str, Tensor]
     optimizer: Optimizer | TorchOptimizers | None
     batch: Batch
     steps: int
@@ -88,7 +90,7 @@ class Task:
         batch: int | Batch | None = None, seed: int = 0, schedule: Schedule | None = None, accumulation: int = 1,
         items: str | None = None, clip: float | Clip | None = None, norm: bool = False, average: float | None = None,
         checkpoint_interval: int | None = None, evaluate: Evaluation | None = None, evaluate_every: int | None = None,
-        name: str = "run",
+        late: Mapping[str, Tensor] | None = None, name: str = "run",
     ) -> None:  # fmt: skip
         """Checks and reads everything that it is given. Raises `ConfigurationError`.
 
@@ -134,6 +136,11 @@ class Task:
             signed [default: a tenth of all steps].
         evaluate: see `Evaluation`; runs outside the job, on data that need not be part of it, every `evaluate_every`
             steps [default: at each checkpoint] and after the last.
+        late: arrays by name that the trainer supplies with each step, such as what the model of the moment wrote; the
+            loss takes them after the data's. Here in the shape of a step, with accumulation * batch.size examples along
+            dim 0, and with numbers as they may be, which capture is checked with; float32, int64 or bool. The numbers
+            of a run come from `supply` (see `tiebreak.train`) and are published with it; what they are, the loss has to
+            check: it may return NaN.
         name: what pages and commands call the run; no byte of it depends on the name.
         """
         losses: list[Any] = list(loss) if isinstance(loss, list | tuple) else [loss]
@@ -142,7 +149,7 @@ class Task:
         size = of_loader.get("size") if batch is None else batch
         if size is None:
             raise ConfigurationError("expected batch, the number of examples per step, got none")
-        names = tuple(one for one in taken if one != items)
+        late, names = dict(late or {}), tuple(one for one in taken if one != items)
         batch = size if isinstance(size, Batch) else Batch(size=size, examples=Rows(names=names))
         if batch.size != of_loader.get("size", batch.size):
             raise ConfigurationError(
@@ -150,9 +157,11 @@ class Task:
                 "`batch` out, or give the loader's dataset"
             )
         batch = replace(batch, **of_loader)
-        losses = [of_batch(one, batch.examples.arrays(), by_position=not is_named) for one in losses]
+        arrays_of_batch = (*batch.examples.arrays(), *late)
+        losses = [of_batch(one, arrays_of_batch, by_position=not is_named) for one in losses]
         vars(self).update(
-            model=model, data=taken, batch=batch, steps=steps, seed=seed, accumulation=accumulation, items=items,
+            model=model, data=taken, late=late,
+            batch=batch, steps=steps, seed=seed, accumulation=accumulation, items=items,
             clip=Clip(norm=clip) if isinstance(clip, int | float) else clip, norm=norm, average=average,
             checkpoint_interval=max(1, steps // CHECKPOINTS) if checkpoint_interval is None else checkpoint_interval,
             evaluate=evaluate, evaluate_every=evaluate_every, name=name,
@@ -199,7 +208,7 @@ class Task:
 
     def _set_phases(self, losses: list[Loss], each: Sequence[TorchOptimizers]) -> None:
         if isinstance(self.batch.examples, Rows):
-            names, several = self.batch.examples.names, losses if each else ()
+            names, several = (*self.batch.examples.names, *self.late), losses if each else ()
             losses = [NamedLoss.of(loss, names, phases=several) for loss in losses]
         vars(self).update(loss=tuple(losses) if each else losses[0])
         phases = [copy.copy(self) for _ in each]
@@ -226,6 +235,12 @@ class Task:
             if array.dtype == torch.float32:
                 bad = not_finite(array)
                 require(bad == 0, f"only finite numbers in data {name!r}", f"{bad} that are not")
+        drawn = self.accumulation * self.batch.size
+        given: Mapping[str, Any] = self.late
+        for name, array in given.items():
+            whole = isinstance(array, Tensor) and array.dtype in PROTOCOL_DTYPES and array.shape[:1] == (drawn,)
+            what = f"float32, int64 or bool in late data {name!r}, with {drawn} examples along dim 0"
+            require(whole and name not in self.data, what, getattr(array, "shape", array))
         missing = [name for name in (*self.batch.examples.arrays(), self.items) if name not in (*self.data, None)]
         require(not missing, f"data named {missing}", sorted(self.data))
         require(self.examples >= 1, "at least one example", self.examples)
@@ -260,6 +275,12 @@ class Task:
     def examples(self) -> int:
         """The number of examples in one epoch."""
         return self.batch.examples.count(self.data)
+
+    def parts(self, late: Mapping[str, Tensor]) -> list[tuple[Tensor, ...]]:
+        """The late data of each of a step's batches."""
+        size = self.batch.size
+        starts = range(0, self.accumulation * size, size)
+        return [tuple(late[name][at : at + size] for name in self.late) for at in starts]
 
     def learning_rates(self) -> Tensor:
         """The learning rate of every step, float32 [steps]; this table becomes data of the job."""

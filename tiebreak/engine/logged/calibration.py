@@ -84,6 +84,9 @@ def threshold(low: float, high: float, covers: Callable[[float], bool]) -> float
 class Calibration:
     """Compares every logged sum of some programs in several variants, and derives a policy."""
 
+    late: Final[Mapping[str, Tensor]] = {}
+    settles: Final = True
+
     def __init__(self, variants: Sequence[Variant], *, precision: int, seed: int = 0) -> None:
         """Raises `ConfigurationError` for a precision that no policy can have, or if there is nothing to compare."""
         self._proven = proven_policy(precision)

@@ -14,6 +14,7 @@ from tiebreak.engine.data.hashing import hasher
 from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.logged.log_replay import Follower
 from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.interpreter import State
 from tiebreak.engine.run.logs import NO_LOGS, LogReport, Logs, RunIdentity
 from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
 from tiebreak.protocol.commitments.records import StepRecord
@@ -62,7 +63,7 @@ class CommittedLogs:
     def log_tree(self, step: int) -> LogTree:
         return LogTree(self._run.program, self.step_log(step), hasher=hasher())
 
-    def before(self, step: int, arithmetic: Arithmetic) -> Follower:
+    def before(self, step: int, arithmetic: Arithmetic, _state: State) -> Follower:
         self._sums = Follower(self._run.program, self.step_log(step), self._run.job, arithmetic, step)
         return self._sums
 

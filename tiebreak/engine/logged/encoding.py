@@ -3,6 +3,7 @@
     header   u8 format = 1 ‖ u64 step ‖ u64 entries
     block    u8 width ‖ width planes of the gaps ‖ the directions
     part     u24 length ‖ bytes: plain if the length is that of the plain bytes, else one Zstandard frame
+    late     for each late tensor of the program, in slot order: its bytes, in parts of 65,536, the last one the rest
 
 Headers are big-endian. Entries stand in the order of their places (`ElementOrder`); a block holds 65,536 of them, the
 last one the rest. The gap of an entry is the number of elements between it and the previous entry. Plane k holds byte k
@@ -16,6 +17,7 @@ input, decoding allocates no more than the entries, once more those of one value
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from math import prod
 from typing import BinaryIO, Final
 
 import numpy as np
@@ -99,6 +101,8 @@ def encode_sparse(log: StepLog, program: Program, step: int) -> bytes:
             part = slice(first, first + BLOCK)
             parts.append(_block(compressor, np.diff(place[part], prepend=before) - 1, up[part]))
             before = int(place[part][-1])
+    for data in log.late.values():
+        parts += [_part(compressor, data[at : at + BLOCK]) for at in range(0, len(data), BLOCK)]
     return b"".join(parts)
 
 
@@ -123,25 +127,38 @@ def read_sparse(file: BinaryIO, length: int, program: Program, step: int) -> Ste
     for block in _placed_blocks(source, count, order, step):
         for value, entries in order.split(*block):
             pieces.setdefault(value, []).append(entries)
-    return StepLog({value: joined(pieces.pop(value)) for value in list(pieces)})
+    late = dict[str, bytes]()
+    for name, (dtype, shape) in program.late_spec().items():
+        size = dtype.size * prod(shape)
+        late[name] = b"".join(source.part(min(BLOCK, size - at)).tobytes() for at in range(0, size, BLOCK))
+    source.finish()
+    found = StepLog({value: joined(pieces.pop(value)) for value in list(pieces)}, late)
+    found.check(program, step)
+    return found
 
 
 def max_sparse_bytes(program: Program) -> int:
     """An upper bound on the size of any log of the program."""
     total = ElementOrder.of(program).total
     parts = _width(total) + 1
-    return HEADER_BYTES + (total // BLOCK + 1) * (1 + 4 * parts) + total * parts
+    sizes = [dtype.size * prod(shape) for dtype, shape in program.late_spec().values()]
+    late = sum(size + 3 * (size // BLOCK + 1) for size in sizes)
+    return HEADER_BYTES + (total // BLOCK + 1) * (1 + 4 * parts) + total * parts + late
 
 
 def _block(compressor: zstandard.ZstdCompressor, gaps: Integers, up: Mask) -> bytes:
     width = _width(int(gaps.max()))
     planes = np.ascontiguousarray(gaps.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :width].T)
     block = unsigned(width, 1)
-    for plain in (*(plane.tobytes() for plane in planes), np.packbits(up).tobytes()):
-        packed = compressor.compress(plain)
-        kept = packed if len(packed) < len(plain) else plain
-        block += unsigned(len(kept), 3) + kept
-    return block
+    return block + b"".join(
+        _part(compressor, plain) for plain in (*(plane.tobytes() for plane in planes), np.packbits(up).tobytes())
+    )
+
+
+def _part(compressor: zstandard.ZstdCompressor, plain: bytes) -> bytes:
+    packed = compressor.compress(plain)
+    kept = packed if len(packed) < len(plain) else plain
+    return unsigned(len(kept), 3) + kept
 
 
 class _Source:
@@ -212,7 +229,6 @@ def _placed_blocks(source: _Source, count: int, order: ElementOrder, step: int) 
             raise _out_of_range(gaps, before, order, step)
         before = int(place[-1])
         yield place, up
-    source.finish()
 
 
 def _read_block(source: _Source, count: int, limit: int) -> tuple[_Gaps, Mask]:

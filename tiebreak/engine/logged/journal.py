@@ -7,24 +7,44 @@ a segment that already has a record; such a log is never rewritten.
 The logs of a segment without a record are made again from its first step on, regardless of what a crash left behind.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.plan.ziv import NearTies
 from tiebreak.engine.data.hashing import hasher
+from tiebreak.engine.data.tensors import check_spec, tensor_bytes
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.elements import bits_of, went_up
 from tiebreak.engine.logged.files import LogFiles
-from tiebreak.engine.logged.log_replay import Follower
+from tiebreak.engine.logged.log_replay import Follower, late_tensors
 from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.interpreter import State
 from tiebreak.engine.run.logs import NO_LOGS, LogReport, Logs
 from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
-from tiebreak.protocol.errors import CannotCheck, StateError
+from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError, StateError
 from tiebreak.protocol.program.isa import Instruction
+from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import Entries, StepLog
 from tiebreak.protocol.tags import Digest
+
+Supply = Callable[[int, State], Mapping[str, Tensor]]
+"""supply(step, state) -> the late data of a step (from 1) by name, from the state before it. Called once a step."""
+
+
+def no_late_data(_step: int, _state: State) -> Mapping[str, Tensor]:
+    """The supply of a program that reads none."""
+    return {}
+
+
+def as_late(program: Program, step: int, given: Mapping[str, Tensor]) -> dict[str, bytes]:
+    """Late data as their log holds them. Raises `ConfigurationError` unless they are those that the program reads."""
+    try:
+        check_spec(f"late data of step {step}", given, program.late_spec())
+    except EncodingError as error:
+        raise ConfigurationError(str(error)) from error
+    return {name: bytes(tensor_bytes(given[name])) for name in program.late_spec()}
 
 
 class Recorder:
@@ -37,8 +57,13 @@ class Recorder:
     `tiebreak.engine.run.interpreter.Sums` of a trainer.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, late: Mapping[str, bytes] = {}, tensors: Mapping[str, Tensor] = {}, *, settles: bool = True
+    ) -> None:
+        """late: the step's late data, which go into its log, as bytes and as tensors."""
+        self.settles = settles
         self._entries: dict[int, Entries] = {}
+        self._late, self.late = late, tensors
 
     def settle(
         self, index: int, _instruction: Instruction, _operands: Sequence[Tensor], result: Tensor, near: NearTies
@@ -51,7 +76,7 @@ class Recorder:
     @property
     def log(self) -> StepLog:
         """The step's log, by instruction, regardless of the order of execution."""
-        return StepLog(dict(sorted(self._entries.items())))
+        return StepLog(dict(sorted(self._entries.items())), self._late)
 
 
 class LogsInProgress:
@@ -60,10 +85,13 @@ class LogsInProgress:
     Holds 32 bytes per step of a segment.
     """
 
-    def __init__(self, run: RunDirectory, theirs: Callable[[int], StepLog] | None = None) -> None:
-        """theirs: for an auditor, the trainer's log of a step; None for the trainer."""
+    def __init__(
+        self, run: RunDirectory, theirs: Callable[[int], StepLog] | None = None, supply: Supply = no_late_data
+    ) -> None:  # fmt: skip
+        """theirs: for an auditor, the trainer's log of a step; None for the trainer, who supplies late data."""
         self._run = run
         self._theirs = theirs
+        self._supply = supply
         self._files = LogFiles(run)
         self._own = CommittedLogs(self._files, run.record_at)
         self._is_recorded = False
@@ -73,18 +101,25 @@ class LogsInProgress:
         self.report = LogReport()
 
     @classmethod
-    def of(cls, run: RunDirectory, theirs: Callable[[int], StepLog] | None = None) -> Logs:
+    def of(
+        cls, run: RunDirectory, theirs: Callable[[int], StepLog] | None = None, supply: Supply = no_late_data
+    ) -> Logs:  # fmt: skip
         """The journal of a run of either policy."""
-        return cls(run, theirs) if run.job.is_logged else NO_LOGS
+        return cls(run, theirs, supply) if run.job.is_logged else NO_LOGS
 
-    def before(self, step: int, arithmetic: Arithmetic) -> Recorder | Follower:
+    def before(self, step: int, arithmetic: Arithmetic, state: State) -> Recorder | Follower:
         job = self._run.job
         checkpoint = job.checkpoint_of(step)
         if step == job.first_step(checkpoint):
             self._is_recorded, self._roots = checkpoint < self._run.recorded(), []
         source = self._own_log if self._is_recorded else self._theirs
         if source is None:
-            self._sums = Recorder()
+            late = as_late(self._run.program, step, self._supply(step, state))
+            tensors, settles = (
+                late_tensors(self._run.program, StepLog(late=late), arithmetic),
+                arithmetic.options.logging,
+            )
+            self._sums = Recorder(late, tensors, settles=settles is not None)
         else:
             self._sums = Follower(self._run.program, source(step), job, arithmetic, step)
         return self._sums

@@ -28,12 +28,14 @@ from torch import Tensor
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.plan.options import Round
 from tiebreak.engine.arithmetic.plan.ziv import UNIT, Logging, NearTies, coefficient
+from tiebreak.engine.data.tensors import from_bytes
 from tiebreak.engine.logged.elements import Doubles, bits_of, put_bits, toward, went_up
 from tiebreak.engine.run.logs import MAX_FINDINGS, FindingKind, LogFinding, LogReport
 from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.hashing import one_nan
 from tiebreak.protocol.numbers.float32 import NAN_BITS
 from tiebreak.protocol.program import rounding
-from tiebreak.protocol.program.isa import Instruction
+from tiebreak.protocol.program.isa import DType, Instruction
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import Direction, Entries, Integers, Mask, Rounding, StepLog, round_sum
 
@@ -49,6 +51,15 @@ _SLACK: Final = 1 + 2.0**-40
 _NO_ENTRIES: Final = Entries(np.empty(0, np.int64), np.empty(0, np.bool_))
 
 
+def late_tensors(program: Program, log: StepLog, arithmetic: Arithmetic) -> dict[str, Tensor]:
+    """The late data of a step, where its sources read them."""
+    found = dict[str, Tensor]()
+    for name, (dtype, shape) in program.late_spec().items():
+        data = log.late[name] if dtype != DType.F32 else bytes(one_nan(memoryview(log.late[name])))
+        found[name] = from_bytes(data, dtype, shape).to(arithmetic.device)
+    return found
+
+
 class Follower:
     """Follows the log of one step: the `interpreter.Sums` of an auditor, and of anyone who computes a step again."""
 
@@ -57,6 +68,7 @@ class Follower:
         log.check(program, step)
         self.log, self._job, self._arithmetic, self._step = log, job, arithmetic, step
         self.report = LogReport(steps=1, entries=log.count)
+        self.late, self.settles = late_tensors(program, log, arithmetic), arithmetic.options.logging is not None
 
     def settle(
         self, index: int, instruction: Instruction, operands: Sequence[Tensor], result: Tensor, near: NearTies

@@ -55,6 +55,7 @@ class Builder:
         self.indices: dict[int, int] = {}
         """The index in the finished program of each value that is still in it."""
         self._data: dict[str, Ref] = {}
+        self._late: dict[str, Ref] = {}
         self._state: dict[str, Ref] = {}
 
     def emit(
@@ -153,6 +154,10 @@ class Builder:
     def data(self, name: str, dtype: DType, shape: Sequence[int]) -> Ref:
         """A tensor of the job's data."""
         return self._named(self._data, SourceKind.DATA, name, dtype, shape)
+
+    def late(self, name: str, dtype: DType, shape: Sequence[int]) -> Ref:
+        """A tensor that comes with the step."""
+        return self._named(self._late, SourceKind.LATE, name, dtype, shape)
 
     def _named(self, known: dict[str, Ref], kind: SourceKind, name: str, dtype: DType, shape: Sequence[int]) -> Ref:
         if name not in known:
@@ -436,10 +441,12 @@ class Builder:
         whole = {name: self.copy(state[name]) for name in sorted(state)}
         live = self._live([ref.value for ref in whole.values()] + [loss.value])
         renumber = self.indices = {old: new for new, old in enumerate(live)}
-        read = [name for name in sorted(self._data) if self._data[name].value in renumber]
+        read, late = (
+            [name for name in sorted(known) if known[name].value in renumber] for known in (self._data, self._late)
+        )
         slots = {
             kind: {name: slot for slot, name in enumerate(names)}
-            for kind, names in ((SourceKind.STATE, [*whole]), (SourceKind.DATA, read))
+            for kind, names in ((SourceKind.STATE, [*whole]), (SourceKind.DATA, read), (SourceKind.LATE, late))
         }
         body = [_renumbered(self.instructions[old], renumber, slots) for old in live]
         last = (replace(loss, value=renumber[loss.value]).access(),)

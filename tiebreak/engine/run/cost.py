@@ -108,7 +108,10 @@ def _peak(program: Program, *, held: bool = True) -> tuple[int, int]:
 
     Reading state or data makes no copy, so they do not count. held: whether committed values live to the end.
     """
-    read = [i.opcode == Opcode.SOURCE and i.function in (SourceKind.STATE, SourceKind.DATA) for i in program.body]
+    read = [
+        i.opcode == Opcode.SOURCE and i.function in (SourceKind.STATE, SourceKind.DATA, SourceKind.LATE)
+        for i in program.body
+    ]
     sizes = [0 if is_input else i.numel * i.dtype.size for i, is_input in zip(program.body, read, strict=True)]
     last = list(range(len(sizes)))
     for index, instruction in enumerate(program.body):

@@ -160,9 +160,9 @@ class Evidence:
     ) -> Iterator[ComputedStep[Sums]]:
         """Computes the steps from `first` to `last` again."""
 
-        def before(step: int, arithmetic: Arithmetic) -> Sums | None:
+        def before(step: int, arithmetic: Arithmetic, state: State) -> Sums | None:
             self.replayed_steps += 1
-            return self._logs.before(step, arithmetic)
+            return self._logs.before(step, arithmetic, state)
 
         return steps(self._interpreter, state, self._inputs(), range(first, last + 1), sums=before, observe=observe)
 

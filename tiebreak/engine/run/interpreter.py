@@ -64,6 +64,14 @@ Observer = Callable[[int, Tensor], Tensor]
 class Sums(Protocol):
     """Settles logged sums (SPEC section 5.1): a trainer records how they were rounded, an auditor follows a log."""
 
+    @property
+    def late(self) -> Mapping[str, Tensor]:
+        """The step's late data by name, on the interpreter's device."""
+
+    @property
+    def settles(self) -> bool:
+        """Whether there is anything to settle: not in a job without tolerances, whose logs have late data alone."""
+
     def settle(
         self, index: int, instruction: Instruction, operands: Sequence[Tensor], result: Tensor, near: NearTies
     ) -> None:
@@ -158,7 +166,8 @@ class Interpreter:
         """The sources that are not constants, read anew in each step."""
         self._entries = program.sources(SourceKind.STATE)
         self._traces = traces()
-        self.graphs = Graphs(arithmetic, compares, self._frozen) if graphs and not self._traces else None
+        late = bool(program.late_slots)  # they are elsewhere in each step
+        self.graphs = Graphs(arithmetic, compares, self._frozen) if graphs and not self._traces and not late else None
         self._compiles = True
         """Whether kernels are still to be compiled before the next step that is launched without the host."""
 
@@ -198,11 +207,12 @@ class Interpreter:
     ) -> StepResult:  # fmt: skip
         """Runs step `number` (from 1) on the state before it.
 
-        `state` must be on the device and `data` where `place_data` put them, and both must fit the program. With
-        `check_finite`, a state that is no longer finite raises `NotFiniteError`; replays of a disputed step switch that
-        off. With `donate`, the memory of `state` may be reused for the new state, even if the step fails: it must be
-        writable, and no thread may read its tensors again. Without `donate`, no argument is written to. `sums` has the
-        last word on logged sums; without it, the arithmetic's own results stand (policy `exact`).
+        `state` must be on the device and `data` where `place_data` put them, with the step's late data, and both must
+        fit the program. With `check_finite`, a state that is no longer finite raises `NotFiniteError`; replays of a
+        disputed step switch that off. With `donate`, the memory of `state` may be reused for the new state, even if the
+        step fails: it must be writable, and no thread may read its tensors again. Without `donate`, no argument is
+        written to. `sums` has the last word on logged sums; without it, the arithmetic's own results stand (policy
+        `exact`).
         """
         backend, body = self.arithmetic.backend, self.program.body
         torch.set_flush_denormal(False)  # in this thread; somebody may have switched it on after qualification
@@ -265,8 +275,10 @@ class Interpreter:
         return Planned(machine=self, before=before, state=state, data=data, sums=sums, given=given)
 
     def check_job(self, job: Job) -> None:
-        """Raises `ConfigurationError` unless precision and tolerances are those of the job."""
+        """Raises `ConfigurationError` unless precision and tolerances are those of the job, and late data have logs."""
         precision, logging = self.arithmetic.options.precision, self.arithmetic.options.logging
+        if self.program.late_slots and not job.is_logged:
+            raise ConfigurationError("expected a job of policy logged for a program with late data, got policy exact")
         if precision != job.precision:
             raise ConfigurationError(
                 f"expected an arithmetic of the job's precision {job.precision}, got one of precision {precision}"
@@ -407,7 +419,7 @@ class Planned:
         """The value of a source; it belongs to the state, the data or the program, and is not to be written to."""
         if source.function == SourceKind.STATE:
             return self.state[slot_name(source)]
-        if source.function == SourceKind.DATA:
+        if source.function in (SourceKind.DATA, SourceKind.LATE):
             return self.data[slot_name(source)]
         if source.function == SourceKind.STEP:
             return self.before

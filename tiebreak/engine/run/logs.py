@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Annotated, Final, Protocol
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.run.interpreter import Sums
+from tiebreak.engine.run.interpreter import State, Sums
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.log_tree import LogTree
 from tiebreak.protocol.commitments.records import ZERO_DIGEST
@@ -104,8 +104,8 @@ class Logs(Protocol):
     def report(self) -> LogReport:
         """The combined report of the logs that were followed."""
 
-    def before(self, step: int, arithmetic: Arithmetic) -> Sums | None:
-        """The object that settles the logged sums of a step that is about to be computed."""
+    def before(self, step: int, arithmetic: Arithmetic, state: State) -> Sums | None:
+        """The object that settles the logged sums of a step that is about to be computed from this state."""
 
     def after(self, step: int) -> int:
         """Called when that step has been computed. Keeps its log and returns the number of entries."""
@@ -124,7 +124,7 @@ class _NoLogs:
     def report(self) -> LogReport:
         return LogReport()
 
-    def before(self, _step: int, _arithmetic: Arithmetic) -> None:
+    def before(self, _step: int, _arithmetic: Arithmetic, _state: State) -> None:
         return None
 
     def after(self, _step: int) -> int:

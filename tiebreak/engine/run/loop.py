@@ -29,24 +29,26 @@ class ComputedStep(NamedTuple, Generic[S]):
 
 def steps(
     interpreter: Interpreter, state: State, data: State, numbers: Iterable[int], *,
-    sums: Callable[[int, Arithmetic], S | None], observe: Observer | None = None, check_finite: bool = False,
+    sums: Callable[[int, Arithmetic, State], S | None], observe: Observer | None = None, check_finite: bool = False,
     donate: Callable[[], bool] = lambda: False,
 ) -> Iterator[ComputedStep[S]]:  # fmt: skip
     """Computes the steps of these numbers (ascending, without gaps) lazily, starting from the state before them.
 
-    sums, donate: called once before each step, for the arguments of `Interpreter.step`. With `donate`, the state of a
-    result must not be read after the next step was requested.
+    sums, donate: called once before each step, for the arguments of `Interpreter.step`; `sums` also gets the state
+    before it. With `donate`, the state of a result must not be read after the next step was requested.
     """
     for number in numbers:
-        settling = sums(number, interpreter.arithmetic)
+        settling = sums(number, interpreter.arithmetic, state)
+        given = data if settling is None else {**data, **settling.late}
+        logged = settling if settling is not None and settling.settles else None
         result = interpreter.step(
-            number, state, data, observe, check_finite=check_finite, donate=donate(), sums=settling
+            number, state, given, observe, check_finite=check_finite, donate=donate(), sums=logged
         )
         state = result.state
         yield ComputedStep(number, result, settling)
 
 
-def exact(_step: int, _arithmetic: Arithmetic) -> Sums | None:
+def exact(_step: int, _arithmetic: Arithmetic, _state: State) -> Sums | None:
     """The `sums` of policy `exact`, which has no logged sums to settle."""
     return None
 

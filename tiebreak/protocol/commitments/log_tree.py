@@ -1,4 +1,4 @@
-"""The tree that commits to the rounding log of one step (SPEC section 5.1)."""
+"""The tree that commits to the rounding log and the late data of one step (SPEC sections 5.1 and 5.2)."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -6,9 +6,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tiebreak.protocol.commitments.records import chunk_count
+from tiebreak.protocol.commitments.records import TensorData, chunk_count, identify_all
 from tiebreak.protocol.hashing import CHUNK_BYTES, DIGEST_BYTES, PLAIN, Hasher
-from tiebreak.protocol.program.isa import DType
+from tiebreak.protocol.program.isa import DType, Instruction, Slot, SourceKind
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import Direction, Entries, Integers, StepLog, sum_kind
 from tiebreak.protocol.tags import EMPTY, Digest, Tag, tagged_hash
@@ -33,8 +33,15 @@ class LogTree:
         self._values = {
             value: _Subtree(depth_of_value(program, value), entries, hasher) for value, entries in log.entries.items()
         }
+        late = {
+            value: _tensor(program.body[value], log.late[slot.name])
+            for value in program.sources(SourceKind.LATE) if isinstance(slot := program.body[value].params, Slot)
+        }  # fmt: skip
+        self.late = dict(zip(late, identify_all([*late.values()], hasher=hasher), strict=True))
+        """The id of each late tensor, by its source."""
         leaves = [
             self._values[value].root if value in self._values
+            else self.late[value] if value in self.late
             else EMPTY if sum_kind(instruction) is None
             else empty_root(depth_of_value(program, value))
             for value, instruction in enumerate(program.body)
@@ -56,7 +63,15 @@ class LogTree:
         depth = depth_of_value(self._program, value)
         found = self._values.get(value)
         below = [empty_root(height) for height in range(depth)] if found is None else found.proof(chunk)
-        return below + self._top.proof(value)
+        return below + self.above(value)
+
+    def above(self, value: int) -> list[Digest]:
+        """Siblings of a value's leaf, up to the step log."""
+        return self._top.proof(value)
+
+
+def _tensor(source: Instruction, data: bytes) -> TensorData:
+    return TensorData(dtype=source.dtype, shape=source.shape, data=memoryview(data))
 
 
 class _Subtree(Nodes):

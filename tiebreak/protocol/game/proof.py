@@ -4,7 +4,8 @@ Numbered plan. Each kind of leaf uses part of it:
 (1) a part of the proof that this kind of leaf does not need is empty;
 (2) the instruction is at its leaf under the program root (`commit`; for the others the game has checked it);
 (3) record s-1 is at its place in the job's trees, and has the right step number;
-(4) the state or data entry is at its slot under the record's state root or the job's data root;
+(4) the state or data entry is at its slot under the record's state root or the job's data root; late data are at the
+    place of their source under the step log;
 (5) the operand's tensor id is at its position under the body root of the defender's value tree (`commit`);
 (6) the operands' tensors and chunks verify (`tiebreak.protocol.game.referee`);
 (7) the previous accumulator is one leaf to the left under the accumulator root.
@@ -65,8 +66,10 @@ def judge_commit(job: Job, leaf: int, body_root: bytes, move: Prove) -> Digest:
     return state_leaf(instruction.params.name, witness.tensor_id)
 
 
-def judge_source(job: Job, instruction: Instruction, step: int, place: RecordPlace, move: Prove) -> Digest:
-    """The correct tensor id of a `source` in step `step`."""
+def judge_source(
+    job: Job, instruction: Instruction, step: int, place: RecordPlace, move: Prove, *, leaf: int, step_log: bytes
+) -> Digest:  # fmt: skip
+    """The correct tensor id of a `source` in step `step`, whose late data are under the step log."""
     unused = {"previous": move.previous, "siblings": move.siblings, "tensors": move.tensors, "chunks": move.chunks}
     _require_unused("source", **unused)  # (1)
     if not isinstance(instruction.params, Slot):
@@ -75,8 +78,12 @@ def judge_source(job: Job, instruction: Instruction, step: int, place: RecordPla
     slot = instruction.params
     if instruction.function == SourceKind.DATA:
         entry = _tensor_witness(move)
-        leaf = data_leaf(slot.name, entry.tensor_id)
-        verify(job.data_root, job.data_depth, slot.slot, leaf, entry.siblings)  # (4)
+        named = data_leaf(slot.name, entry.tensor_id)
+        verify(job.data_root, job.data_depth, slot.slot, named, entry.siblings)  # (4)
+        return Digest(entry.tensor_id)
+    if instruction.function == SourceKind.LATE:
+        entry = _tensor_witness(move)
+        verify(step_log, job.half_depth, leaf, entry.tensor_id, entry.siblings)  # (4)
         return Digest(entry.tensor_id)
     witness = move.witness
     if not isinstance(witness, StateWitness):
@@ -90,8 +97,8 @@ def judge_source(job: Job, instruction: Instruction, step: int, place: RecordPla
         log_root=Digest(witness.log_root),
     )
     verify(place.root, place.depth, place.position, record.digest, witness.record_siblings)  # (3)
-    leaf = state_leaf(slot.name, witness.tensor_id)
-    verify(witness.state_root, job.state_depth, slot.slot, leaf, witness.siblings)  # (4)
+    named = state_leaf(slot.name, witness.tensor_id)
+    verify(witness.state_root, job.state_depth, slot.slot, named, witness.siblings)  # (4)
     return Digest(witness.tensor_id)
 
 

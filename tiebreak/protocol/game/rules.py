@@ -509,7 +509,7 @@ def _recompute(state: GameState, move: Prove) -> bytes:
     instruction = state.operation
     if state.level is Level.VALUES:
         place = proof.record_place(job, state.step, state.head.run_root, state.steps_root)
-        return proof.judge_source(job, instruction, state.step, place, move)
+        return proof.judge_source(job, instruction, state.step, place, move, leaf=state.leaf, step_log=state.step_log)
     if state.level is Level.CHUNKS:
         return proof.judge_element(
             job, instruction, state.element, state.body_root, move, step=state.step, rounding=state.rounding

@@ -341,6 +341,9 @@ class Challenger:
             entries = [entry.params.name for entry in self.oracle.program.data_slots if isinstance(entry.params, Slot)]
             tree = Tree([data_leaf(entry, self.oracle.data_id(entry)) for entry in entries])
             return moves.TensorWitness(tensor_id=self.oracle.data_id(name), siblings=tuple(tree.proof(slot)))
+        if instruction.function == SourceKind.LATE:
+            log = self.oracle.log_tree(state.step)
+            return moves.TensorWitness(tensor_id=log.late[state.leaf], siblings=tuple(log.above(state.leaf)))
         record = self.oracle.record(state.step - 1)
         return moves.StateWitness(
             step=record.step,

@@ -55,6 +55,7 @@ class SourceKind(IntEnum):
     STEP = 1
     STATE = 2
     DATA = 3
+    LATE = 4
 
 
 class MapFunction(IntEnum):

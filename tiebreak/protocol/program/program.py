@@ -94,7 +94,7 @@ def _decode_params(opcode: Opcode, function: int, rank: int, reader: Reader) -> 
     match opcode, function:
         case Opcode.SOURCE, SourceKind.CONST:
             return isa.SourceConst(bits=reader.unsigned(8))
-        case (Opcode.SOURCE, SourceKind.STATE | SourceKind.DATA) | (Opcode.COMMIT, _):
+        case (Opcode.SOURCE, SourceKind.STATE | SourceKind.DATA | SourceKind.LATE) | (Opcode.COMMIT, _):
             return Slot(slot=reader.unsigned(4), name=decode_name(reader))
         case Opcode.GATHER, _:
             return isa.GatherParams(index_stride=reader.signed(8), bound=reader.unsigned(8))
@@ -220,7 +220,15 @@ class Program:
     @cached_property
     def data_slots(self) -> tuple[Instruction, ...]:
         """The `source` data instructions, in slot order."""
-        found = [self.body[index] for index in self.sources(SourceKind.DATA)]
+        return self._in_slots(SourceKind.DATA)
+
+    @cached_property
+    def late_slots(self) -> tuple[Instruction, ...]:
+        """The `source` late instructions, in slot order."""
+        return self._in_slots(SourceKind.LATE)
+
+    def _in_slots(self, kind: SourceKind) -> tuple[Instruction, ...]:
+        found = [self.body[index] for index in self.sources(kind)]
         return tuple(sorted(found, key=lambda i: i.params.slot if isinstance(i.params, Slot) else -1))
 
     def sources(self, kind: SourceKind) -> list[int]:
@@ -242,6 +250,10 @@ class Program:
     def data_spec(self) -> dict[str, tuple[DType, tuple[int, ...]]]:
         """The dtype and shape of every data entry by name, in slot order."""
         return {_slot(i).name: (i.dtype, i.shape) for i in self.data_slots}
+
+    def late_spec(self) -> dict[str, tuple[DType, tuple[int, ...]]]:
+        """The dtype and shape of every tensor of late data by name, in slot order."""
+        return {_slot(i).name: (i.dtype, i.shape) for i in self.late_slots}
 
     def encode(self) -> bytes:
         """The program file."""
@@ -308,7 +320,7 @@ def _slot(instruction: Instruction) -> Slot:
 
 
 _PARAMS: dict[Opcode, tuple[type | None, ...]] = {
-    Opcode.SOURCE: (isa.SourceConst, None, Slot, Slot),
+    Opcode.SOURCE: (isa.SourceConst, None, Slot, Slot, Slot),
     Opcode.MAP: (None,),
     Opcode.REDUCE: (None,),
     Opcode.GATHER: (isa.GatherParams,),
@@ -465,16 +477,21 @@ class _Validator:
             self._require(is_whole and source.shape == commit.shape, "a commit takes a value whole")
         self._at = None
         self._name_order("commits are", [_slot(commit).name.encode() for commit in program.commits])
-        for kind in (SourceKind.STATE, SourceKind.DATA):
+        for kind in (SourceKind.STATE, SourceKind.DATA, SourceKind.LATE):
             seen: set[int] = set()
             for index in program.sources(kind):
                 self._source(index, seen)
-        data = [_slot(i) for i in program.data_slots]
-        self._require([s.slot for s in data] == list(range(len(data))), "data slots are 0, 1, ..., each sourced once")
-        self._name_order("data is", [s.name.encode() for s in data])
+        for what, slots in (("data", program.data_slots), ("late data", program.late_slots)):
+            named = [_slot(i) for i in slots]
+            self._require(
+                [s.slot for s in named] == list(range(len(named))), f"{what} slots are 0, 1, ..., each sourced once"
+            )
+            self._name_order(f"{what} is", [s.name.encode() for s in named])
+        both = program.data_spec().keys() & program.late_spec().keys()
+        self._require(not both, "data and late data have other names")
 
     def _source(self, index: int, seen: set[int]) -> None:
-        """A source of state or data; `seen` has the slots of those of its kind before it."""
+        """A source of state, data or late data; `seen` has the slots of those of its kind before it."""
         i, commits = self._program.body[index], self._program.commits
         self._at, slot = index, _slot(i)
         self._require(slot.slot not in seen, f"slot {slot.slot} is sourced once")

@@ -11,6 +11,7 @@ logged, so nothing in it can be out of order, repeated or out of range. Log *fil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from math import prod
 from typing import Final
 
 import numpy as np
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.numbers import float32
 from tiebreak.protocol.numbers.float32 import INF, SIGN, plus_zero, round_f32
-from tiebreak.protocol.program.isa import Instruction, Opcode
+from tiebreak.protocol.program.isa import DType, Instruction, Opcode
 from tiebreak.protocol.program.program import Program
 
 MIN_TOLERANCE: Final = 2
@@ -181,16 +182,30 @@ class Entries:
 
 @dataclass(frozen=True, slots=True)
 class StepLog:
-    """Entries by the index of their instruction, in ascending order; instructions without entries are left out."""
+    """Entries by the index of their instruction, in ascending order; instructions without entries are left out.
+
+    late: the bytes of the step's late data by name.
+    """
 
     entries: Mapping[int, Entries] = field(default_factory=dict)
+    late: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
         return sum(map(len, self.entries.values()))
 
     def check(self, program: Program, step: int) -> None:
-        """Raise `LogError` unless every entry names a logged sum's element of the program, in order and only once."""
+        """Raise `LogError` unless every entry names a logged sum's element of the program, in order and only once.
+
+        The late data must be those that the program reads.
+        """
+        spec = program.late_spec()
+        sizes = {name: dtype.size * prod(shape) for name, (dtype, shape) in spec.items()}
+        bools = (self.late.get(name, b"") for name, (dtype, _) in spec.items() if dtype == DType.BOOL)
+        if {name: len(data) for name, data in self.late.items()} != sizes or any(max(data) > 1 for data in bools):
+            raise LogError(
+                f"expected late data {', '.join(sizes) or 'of no name'} of their sizes, got others", step=step
+            )
         before = -1
         for index, entries in self.entries.items():
             if index <= before:

@@ -206,7 +206,7 @@ def steer(
     state, data = interpreter.to_device(run.state(first - 1)), interpreter.place_data(run.data())
     nudges, logs = list[Nudge](), dict[int, StepLog]()
 
-    def sums(step: int, arithmetic: Arithmetic) -> Recorder:
+    def sums(step: int, arithmetic: Arithmetic, _: Mapping[str, Tensor]) -> Recorder:
         if step not in steps:
             return Recorder()
         return _Steering(job, arithmetic, step, index, elements, choose, entry)

@@ -203,7 +203,7 @@ def compute(
     made, state = list(known), known[-1].state if known else initial
     inputs, numbers = interpreter.place_data(data), range(len(known) + 1, job.steps + 1)
 
-    def sums(step: int, _: Arithmetic) -> Recorder | Follower | None:
+    def sums(step: int, _: Arithmetic, __: State) -> Recorder | Follower | None:
         if not job.is_logged:
             return None
         if logs is None or step not in logs:
