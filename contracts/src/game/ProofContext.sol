@@ -92,6 +92,8 @@ library ProofContext {
         context.dataCount = job.dataCount;
         context.programRoot = job.programRoot;
         context.dataRoot = job.dataRoot;
+        // From OPEN_VALUES to here.
+        context.stepLog = game.log;
         _previousRecord(context, job, opened);
     }
 
