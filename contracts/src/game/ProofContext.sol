@@ -92,7 +92,7 @@ library ProofContext {
         context.dataCount = job.dataCount;
         context.programRoot = job.programRoot;
         context.dataRoot = job.dataRoot;
-        // From OPEN_VALUES to here.
+        // What was opened last of the log, before any chunk.
         context.stepLog = game.log;
         _previousRecord(context, job, opened);
     }
