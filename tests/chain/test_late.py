@@ -14,9 +14,10 @@ from tiebreak.protocol.chain import Call, EmbeddedChain, Outcome
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.game.match import moves
 from tiebreak.protocol.game.moves import Move, Phase, Prove, Side, StateWitness, TensorWitness
-from tiebreak.protocol.game.rules import Level, Reason, apply
+from tiebreak.protocol.game.rules import apply
+from tiebreak.protocol.game.sides import Party
 from tiebreak.protocol.game.snapshot import Standing
-from tiebreak.protocol.game.state import GameState
+from tiebreak.protocol.game.state import GameState, Level, Reason
 from tiebreak.protocol.parties import transactions as tx
 
 LOGS = late_logs()
@@ -32,17 +33,15 @@ def lying(chain: EmbeddedChain, job: Job, step: int) -> tuple[Duel, Run, Run]:
     return Duel(chain, liar, head_count=job.checkpoints), liar, run(job)
 
 
-def to_the_proof(duel: Duel, liar: Run, honest: Run) -> Prove:
-    """Play to phase PROVE. Returns the challenger's proof, which was not made."""
-    players, last = parties(liar, honest), None
+def to_the_proof(duel: Duel, players: dict[Side, Party]) -> Move | None:
+    """Play until the source is to be proved. Returns the last move."""
+    last = None
     while duel.state.phase is not Phase.PROVE:
         last = players[duel.state.mover].move(duel.state, last)
         assert duel.try_move(last), duel.contract_refusal
     duel.wait()
     assert (duel.state.level, duel.state.leaf) == (Level.VALUES, WRITTEN)
-    proof = players[Side.CHALLENGER].move(duel.state, last)
-    assert isinstance(proof, Prove)
-    return proof
+    return last
 
 
 @pytest.mark.parametrize(("interval", "step"), [(1, 2), (2, 4), (5, 1)])
@@ -57,7 +56,10 @@ def test_other_late_data_than_the_logs_are_convicted(chain: EmbeddedChain, inter
 
 def test_no_other_witness_proves_late_data(chain: EmbeddedChain, cases: Callable[[int], None]) -> None:
     duel, liar, honest = lying(chain, late_job(levels=3, interval=5), 3)
-    proof = to_the_proof(duel, liar, honest)
+    players = parties(liar, honest)
+    last = to_the_proof(duel, players)
+    proof = players[Side.CHALLENGER].move(duel.state, last)
+    assert isinstance(proof, Prove)
     witness, other = proof.witness, LOGS.tree(2)
     assert isinstance(witness, TensorWitness)
     state, siblings, zero = honest.record(2), witness.siblings, bytes(32)
@@ -96,11 +98,7 @@ def test_late_data_cannot_be_proved_in_a_job_without_logs(chain: EmbeddedChain) 
     """No party takes such a job. Its step log is zero, and nothing stands under that."""
     job = make_job(LATE, CLIENT.address, TRAINER.address, levels=5)
     duel, liar, honest = lying(chain, job, 3)
-    players, last = parties(liar, honest), None
-    while duel.state.phase is not Phase.PROVE:
-        last = players[duel.state.mover].move(duel.state, last)
-        assert duel.try_move(last), duel.contract_refusal
-    duel.wait()
+    to_the_proof(duel, parties(liar, honest))
     log = LOGS.tree(3)
     witness = TensorWitness(tensor_id=log.late[WRITTEN], siblings=tuple(log.above(WRITTEN)))
     proof = Prove(instruction=honest.program.encoded_at(WRITTEN), witness=witness)
