@@ -493,7 +493,7 @@ contract RefereeGasTest is GasBase {
 
     /// @dev The price of each kind: of every test that .gas-snapshot names, but for the two above that are no kind's.
     function _prices() private returns (uint256[] memory prices) {
-        prices = new uint256[](76);
+        prices = new uint256[](77);
         uint256 count = 0;
         for (string memory line = vm.readLine(SNAPSHOT); bytes(line).length != 0; line = vm.readLine(SNAPSHOT)) {
             // RefereeGasTest:test_gas_commit() (gas: 219572)
