@@ -116,9 +116,14 @@ contract Referee is IReferee {
             bool isConstant = i.func == Isa.SOURCE_CONST;
             return Commitments.scalarId(i.dtype, isConstant ? i.paramUnsigned(0) : context.step - 1);
         }
-        if (i.func == Isa.SOURCE_DATA) {
+        if (i.func != Isa.SOURCE_STATE) {
             _requireUnused(Part.RECORD, _isRecordEmpty(w));
-            _verifyEntry(Tags.DATA_ENTRY, context.dataRoot, context.dataCount, i, w); // (2)
+            if (i.func == Isa.SOURCE_DATA) {
+                _verifyEntry(Tags.DATA_ENTRY, context.dataRoot, context.dataCount, i, w); // (2)
+            } else {
+                // INVARIANT: (2) late data stand in the step's log tree where their source stands in the body.
+                Trees.verify(context.stepLog, context.depth, context.position, w.tensorId, w.siblings);
+            }
             return w.tensorId;
         }
         // INVARIANT: (2) the state before the step is that of record s-1, which stands where the game says.

@@ -214,6 +214,18 @@ contract GameProofTest is GameBase {
         _told(context);
     }
 
+    /// Late data stand under it. (Of policy `exact`, the referee is told of none: see the others.)
+    function test_a_value_of_a_logged_run_is_told_the_step_log() external {
+        _keepLogs();
+        _walkToValue(1, SOURCE);
+        _openTensor(SOURCE);
+        IReferee.Context memory context = _context(IReferee.Target.VALUE, SOURCE, 1);
+        context.instructionLeaf = _instructionLeaf(_instruction(SOURCE));
+        context.recordRoot =
+            sha256(abi.encodePacked("tb.recrd", uint64(0), keccak256("state 0"), uint32(0x7fc00000), bytes32(0)));
+        _told(context);
+    }
+
     function test_an_element_is_told_as_one() external {
         _walkToShortElement(10);
         IReferee.Context memory context = _context(IReferee.Target.ELEMENT, LONG, 2);
@@ -240,6 +252,7 @@ contract GameProofTest is GameBase {
         context.dataCount = 1;
         context.programRoot = GameTrees.root(programLeaves);
         context.dataRoot = keccak256("data");
+        if (logged) context.stepLog = _stepLog(step);
     }
 
     function _told(IReferee.Context memory context) private {

@@ -39,7 +39,8 @@ contract GameTalkTest is GameBase {
         else if (walk == 2) _walkToChunk(2, 1);
         else if (walk == 3) _walkToElement(2, 1);
         else if (walk == 4) _walkToTerms(2, 1, 1);
-        else _walkToValue(2, 4); // a commit
+        else _walkToValue(2, walk == 5 ? 4 : SOURCE); // a commit, or a source
+        if (walk == 6) _openTensor(SOURCE);
         IGame.GameState memory state = games.game(gameId);
         reached = Reached(_encode(state), state.sequence, opened);
         require(VM.revertToState(id), "back");
@@ -68,7 +69,7 @@ contract GameTalkTest is GameBase {
 
     /// Each side enters what the other signed; play goes on from there as if it had been made here.
     function test_a_state_enters_and_play_goes_on_from_it() external {
-        for (uint256 walk = 0; walk < 6; ++walk) {
+        for (uint256 walk = 0; walk < 7; ++walk) {
             for (uint256 side = 0; side < 2; ++side) {
                 uint256 id = VM.snapshotState();
                 Reached memory r = _reach(walk);
@@ -192,7 +193,7 @@ contract GameTalkTest is GameBase {
     /// Two that work together may enter whatever agrees with itself and the job. It stands here as signed, no move from
     /// there fails but with an error of these contracts, and the game ends by the clocks.
     function testFuzz_whatever_enters_ends(uint256 seed, bytes32 node, bytes32 log) external {
-        Reached memory r = _reach(seed % 6);
+        Reached memory r = _reach(seed % 7);
         uint256 changes = seed >> 8 & 3;
         if (changes > 1) (r.snapshot, changes) = (_changed(r.snapshot, 48, 32, node), changes - 2);
         if (changes > 0) r.snapshot = _changed(r.snapshot, 112, 32, log);
@@ -269,6 +270,43 @@ contract GameTalkTest is GameBase {
             require(games.game(gameId).step == 0, "nothing of the state is stored");
             require(VM.revertToState(id), "back");
         }
+    }
+
+    /// The referee is told the step log that the defender signed, whether the state was entered first or not.
+    function test_a_signed_source_is_judged_under_its_step_log() external {
+        _keepLogs();
+        for (uint256 which = 0; which < 4; ++which) {
+            uint256 id = VM.snapshotState();
+            Reached memory r = _reach(6);
+            bytes32 stepLog = _stepLog(2);
+            if (which > 1) {
+                stepLog = WRONG;
+                r.snapshot = _changed(r.snapshot, 112, 32, WRONG);
+            }
+            _expectSource(r, stepLog);
+            if (which % 2 == 0) {
+                _play(challenger, _entryAndProof(TRAINER_KEY, r, SALT));
+            } else {
+                _play(challenger, _entry(TRAINER_KEY, r.sequence, r.snapshot));
+                _equal(stepLog, games.game(gameId).log, "the one that was signed");
+                opened = r.opened;
+                _prove();
+            }
+            _defenderLost(IGame.Reason.RECOMPUTED);
+            require(VM.revertToState(id), "back");
+        }
+    }
+
+    /// @dev From now on the referee answers to nothing but the source in step 2 under this step log.
+    function _expectSource(Reached memory r, bytes32 stepLog) private {
+        IReferee.Context memory context;
+        (context.target, context.depth, context.rounding) = (IReferee.Target.VALUE, 2, PRECISION);
+        (context.position, context.step, context.stateCount, context.dataCount) = (SOURCE, 2, 2, 1);
+        (context.programRoot, context.dataRoot) = (GameTrees.root(programLeaves), keccak256("data"));
+        (context.bodyRoot, context.instructionLeaf) = (r.opened[2], r.opened[4]);
+        (context.recordRoot, context.recordDepth, context.stepLog) = (r.opened[1], 2, stepLog);
+        referee.expectContext(context);
+        referee.answerWith(right);
     }
 
     function test_only_a_leaf_that_the_defender_signed_is_judged() external {

@@ -52,7 +52,7 @@ contract InstructionCodecTest is TestBase {
             _refused(abi.encodePacked(uint8(2), uint8(func), bytes6(0)), 0);
             ++refused;
         }
-        _refused(hex"0104000000000000", 0); // source 4
+        _refused(hex"0105000000000000", 0); // source 5
         _refused(hex"0304000000000000", 0); // reduce 4
         _refused(hex"0401000000000000", 0); // gather 1
         _refused(hex"0502000000000000", 0); // scatter_sum 2

@@ -89,11 +89,11 @@ contract RefereeVectorsTest is RefereeBase {
     }
 }
 
-/// @notice Leaves of the value tree that are opened by a witness: state, data, commit.
+/// @notice Leaves of the value tree that are opened by a witness: state, data, late data, commit.
 contract RefereeWitnessTest is RefereeBase {
     uint256 private constant SLOTS = 3;
 
-    /// @dev `source` of state (function 2) or data (3), or `commit` (opcode 10), of slot 1 with this name.
+    /// @dev `source` of state (function 2), data (3) or late data (4), or `commit` (opcode 10), of slot 1 with this name.
     function _slotted(uint8 opcode, uint8 func, string memory name) private pure returns (bytes memory instruction) {
         instruction = abi.encodePacked(opcode, func, uint8(0), uint8(0), uint8(0), uint8(opcode == 10 ? 1 : 0));
         if (opcode == 10) instruction = abi.encodePacked(instruction, uint32(5), int64(0));
@@ -167,6 +167,63 @@ contract RefereeWitnessTest is RefereeBase {
         proof.witness = w;
         vm.expectPartialRevert(IReferee.WrongRoot.selector); // another tag
         referee.judge(context, proof);
+    }
+
+    /// @dev Late data that a source at this place of the body names, in a log tree that is empty but for them.
+    function _late(bytes32 id, uint256 position)
+        private
+        pure
+        returns (IReferee.Context memory context, IReferee.Proof memory proof)
+    {
+        _replace(context, proof, _slotted(1, 4, "weight"));
+        (context.target, context.depth, context.position) = (IReferee.Target.VALUE, DEPTH, uint64(position));
+        bytes32[] memory leaves = _padded(new bytes32[](0), DEPTH);
+        leaves[position] = proof.witness.tensorId = id;
+        (context.stepLog, proof.witness.siblings) = _open(leaves, position);
+    }
+
+    function testFuzz_late(bytes32 id, uint256 position) public view {
+        (IReferee.Context memory context, IReferee.Proof memory proof) = _late(id, bound(position, 0, (1 << DEPTH) - 1));
+        assertEq(referee.judge(context, proof), id, "late");
+    }
+
+    function test_lateDataOfAnotherTensorPlaceOrLog() public {
+        for (uint256 which = 0; which < 6; ++which) {
+            (IReferee.Context memory context, IReferee.Proof memory proof) = _late("id", 5);
+            if (which == 0) proof.witness.tensorId = "other";
+            if (which == 1) proof.witness.siblings[2] = "other";
+            bytes32[] memory siblings = proof.witness.siblings;
+            if (which == 2) (siblings[0], siblings[1]) = (siblings[1], siblings[0]);
+            if (which == 3) context.position = 4;
+            if (which == 4) (context.dataCount, context.dataRoot, context.stepLog) = (8, context.stepLog, "other");
+            if (which == 5) context.stepLog = 0; // of policy `exact`
+            vm.expectPartialRevert(IReferee.WrongRoot.selector);
+            referee.judge(context, proof);
+        }
+    }
+
+    function test_lateDataHaveAsManySiblingsAsTheLogTreeIsDeep() public {
+        for (uint256 count = 0; count < 2 * DEPTH; ++count) {
+            if (count == DEPTH) continue;
+            (IReferee.Context memory context, IReferee.Proof memory proof) = _late("id", 5);
+            proof.witness.siblings = new bytes32[](count);
+            vm.expectRevert(abi.encodeWithSelector(IReferee.WrongSiblingCount.selector, DEPTH, count));
+            referee.judge(context, proof);
+        }
+    }
+
+    function test_lateDataAreNotProvedByARecord() public {
+        for (uint256 field = 0; field < 5; ++field) {
+            (IReferee.Context memory context, IReferee.Proof memory proof) = _late("id", 5);
+            IReferee.Witness memory w = proof.witness;
+            if (field == 0) w.step = 1;
+            if (field == 1) w.stateRoot = "x";
+            if (field == 2) w.lossBits = 1;
+            if (field == 3) w.logRoot = context.stepLog;
+            if (field == 4) w.recordSiblings = new bytes32[](1);
+            vm.expectRevert(abi.encodeWithSelector(IReferee.UnusedPart.selector, IReferee.Part.RECORD));
+            referee.judge(context, proof);
+        }
     }
 
     /// @dev Commit 1, of value 5, in a program tree that is empty but for it.

@@ -95,7 +95,7 @@ contract RefereeGasTest is GasBase {
         return _price(c, p, 5);
     }
 
-    /// @dev `source` of state (2) or data (3), slot 700 of 1024; the record before stands in a run of 2^13 checkpoints.
+    /// @dev `source` of state (2), data (3) or late data (4), slot 700 of 1024; the record before stands in a run of 2^13 checkpoints.
     function _slotted(uint8 func) private view returns (uint256) {
         vm.pauseGasMetering();
         bytes memory name = "transformer.h.11.attn.c_proj.weight";
@@ -104,7 +104,11 @@ contract RefereeGasTest is GasBase {
         (IReferee.Context memory c, IReferee.Proof memory p) = _value(data);
         (c.stateCount, c.dataCount) = (1024, 1024);
         IReferee.Witness memory w = p.witness;
-        (w.tensorId, w.siblings) = (keccak256("id"), _path(10, 1));
+        (w.tensorId, w.siblings) = (keccak256("id"), _path(func == 4 ? BODY_DEPTH : 10, 1));
+        if (func == 4) {
+            c.stepLog = _fold(w.tensorId, c.position, w.siblings);
+            return _price(c, p, 5);
+        }
         bytes8 tag = func == 2 ? Tags.STATE_ENTRY : Tags.DATA_ENTRY;
         bytes32 root = _fold(sha256(abi.encodePacked(tag, uint16(name.length), name, w.tensorId)), 700, w.siblings);
         if (func == 3) {
@@ -445,6 +449,10 @@ contract RefereeGasTest is GasBase {
         return _slotted(3);
     }
 
+    function test_gas_source_late() public view returns (uint256) {
+        return _slotted(4);
+    }
+
     function test_gas_commit() public view returns (uint256) {
         vm.pauseGasMetering();
         bytes memory name = "transformer.h.11.attn.c_proj.weight";
@@ -485,7 +493,7 @@ contract RefereeGasTest is GasBase {
 
     /// @dev The price of each kind: of every test that .gas-snapshot names, but for the two above that are no kind's.
     function _prices() private returns (uint256[] memory prices) {
-        prices = new uint256[](76);
+        prices = new uint256[](77);
         uint256 count = 0;
         for (string memory line = vm.readLine(SNAPSHOT); bytes(line).length != 0; line = vm.readLine(SNAPSHOT)) {
             // RefereeGasTest:test_gas_commit() (gas: 219572)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.chain.duel import NONCES, Duel, new_job, parties
 from tests.chain.support import CLIENT, TRAINER
-from tests.chain.tiny import EVERY, STEPS, Liar, Run, ordinary_element
+from tests.chain.tiny import EVERY, LATE, STEPS, WRITTEN, Liar, Run, late_logs, ordinary_element
 from tests.parts import slow_except
 from tests.protocol import runs as logged_runs
 from tests.protocol.logged import SUMS, logged_job, random_logs
@@ -89,8 +89,26 @@ def random_logged_game(chain: Chain, seed: int, attempts: int) -> Duel:
     return _random_duel(chain, run, honest, rng, attempts)
 
 
+def random_late_game(chain: Chain, seed: int, attempts: int) -> Duel:
+    """The same with late data, mostly about them."""
+    rng = Random(seed)
+    logs, job = late_logs(seed), late_job(levels=rng.randrange(1, 6), interval=rng.randrange(1, 4))
+    honest = logged_runs.Run(job, logs=logs, setting=LATE)
+    leaf, step = rng.choice([WRITTEN, WRITTEN, *range(len(LATE.program.body))]), rng.randrange(1, STEPS + 1)
+    run = logged_runs.Liar(job, step, leaf, logs=logs, setting=LATE) if rng.random() < 0.8 else honest
+    return _random_duel(chain, run, honest, rng, attempts)
+
+
+def late_job(**options: int) -> Job:
+    """Nothing but late data is logged."""
+    return _duel_job(logged_runs.make_job(setting=LATE, tolerances=0, **options))
+
+
 def logged_duel_job(**options: int) -> Job:
-    job = logged_job(**options)
+    return _duel_job(logged_job(**options))
+
+
+def _duel_job(job: Job) -> Job:
     times = {"clock": 5000, "challenge_window": 20_000, "replay_time": 0}
     return replace(job, client=CLIENT.address, trainer=TRAINER.address, nonce=next(NONCES), **times)  # type: ignore[arg-type]
 
@@ -123,10 +141,10 @@ def _turn(duel: Duel, player: Party, last: Move | None, seen: list[Move], rng: R
     return move
 
 
-GAMES = [(play, seed) for play in (random_game, random_logged_game) for seed in range(3)]
+GAMES = [(play, seed) for play in (random_game, random_logged_game, random_late_game) for seed in range(3)]
 
 
-@pytest.mark.parametrize(("play", "seed"), slow_except(GAMES, GAMES[3], several=True))
+@pytest.mark.parametrize(("play", "seed"), slow_except(GAMES, GAMES[3], GAMES[6], several=True))
 def test_contract_and_python_agree_on_random_moves(
     chain: EmbeddedChain, play: Callable[..., Duel], seed: int, cases: Callable[[int], None]
 ) -> None:

@@ -1,7 +1,7 @@
 """Runs of tests/protocol/runs.py as the chain plays them: jobs with real stakes and of any precision.
 
-Two programs: `EVERY` has every kind of instruction (tests/protocol/programs.py), `FUNCTIONS` each of the functions
-10 to 16 and two long sums, one to bfloat16, for jobs of any precision.
+Three programs: `EVERY` has every kind of instruction (tests/protocol/programs.py), `FUNCTIONS` each of the functions
+10 to 16 and two long sums, one to bfloat16, for jobs of any precision, and `LATE` reads late data.
 """
 
 import struct
@@ -15,8 +15,9 @@ from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.program.isa import Access, DType, MapFunction, Opcode, ReduceFunction, SourceKind, row_major
 from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.program.rounding import StepLog
 
-__all__ = ["EVERY", "FUNCTIONS", "STEPS", "Liar", "Run", "Setting", "make_job", "ordinary_element"]
+__all__ = ["EVERY", "FUNCTIONS", "LATE", "STEPS", "Liar", "Run", "Setting", "make_job", "ordinary_element"]
 
 F32, I64 = DType.F32, DType.I64
 WEIGHTS: Final = 300
@@ -62,6 +63,32 @@ FUNCTIONS: Final = Setting(
     {"w": struct.pack(f"<{WEIGHTS}f", *((7 * i % 31 - 15.5) / 16 for i in range(WEIGHTS)))},
     {"x": struct.pack(f"<{WEIGHTS}f", *((5 * i % 23 - 11.25) / 8 for i in range(WEIGHTS)))},
 )
+
+
+def _late() -> Program:
+    """w += written, and the sum of w as the loss."""
+    shape = (WEIGHTS,)
+    body = (
+        source(SourceKind.STATE, "w", F32, WEIGHTS),
+        source(SourceKind.LATE, "written", F32, WEIGHTS),
+        mapped(MapFunction.ADD, F32, shape, whole(0, shape), whole(1, shape)),
+        reduced(F32, (), shape, whole(2, shape)),
+    )
+    program = Program(body, (committed("w", F32, shape, 2),))
+    program.validate()
+    return program
+
+
+LATE: Final = Setting("late", _late(), FUNCTIONS.start, {})
+WRITTEN: Final = 1
+"""The source of its late data."""
+
+
+def late_logs(seed: int = 0) -> runs.Logs:
+    """Late data of all steps, which no two steps or seeds share."""
+    numbers = [[(seed + 11 * step + i) % 97 / 16 for i in range(WEIGHTS)] for step in range(1, STEPS + 1)]
+    written = {step: struct.pack(f"<{WEIGHTS}f", *found) for step, found in enumerate(numbers, start=1)}
+    return runs.Logs({step: StepLog(late={"written": data}) for step, data in written.items()}, LATE.program)
 
 
 class Run(runs.Run):

@@ -58,6 +58,7 @@ class Context:
     record_depth: int = 0
     record_position: int = 0
     accumulator_root: bytes = ZERO
+    step_log: bytes = ZERO
 
     @property
     def values(self) -> tuple[Any, ...]:
@@ -141,7 +142,9 @@ class Dispute:
                 if instruction.opcode != isa.Opcode.SOURCE:
                     return REFUSED
                 place = proof.RecordPlace(root=c.record_root, depth=c.record_depth, position=c.record_position)
-                return proof.judge_source(self.job, instruction, c.step, place, self.move)
+                return proof.judge_source(
+                    self.job, instruction, c.step, place, self.move, leaf=c.position, step_log=c.step_log
+                )
             if c.target is Target.ELEMENT:
                 rounding = unpacked(c.rounding)
                 if rounding is None:  # only sums are asked so

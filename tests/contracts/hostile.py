@@ -105,6 +105,10 @@ def changed(rng: random.Random, dispute: Dispute) -> Dispute:
         lambda: replace(dispute, context=replace(c, element=rng.choice((c.element + 1, some, (1 << 64) - 1)))),
         lambda: replace(dispute, context=replace(c, body_root=flipped(rng, c.body_root))),
     ]
+    if c.target is Target.VALUE:
+        changes.append(lambda: replace(dispute, context=replace(c, step_log=flipped(rng, c.step_log))))
+        if not c.position >> c.depth:
+            changes.append(lambda: replace(dispute, context=replace(c, position=c.position ^ 1)))
     if c.target is Target.TERMS:
         changes.append(lambda: replace(dispute, context=replace(c, terms_leaf=rng.choice((c.terms_leaf + 1, some)))))
         changes.append(lambda: replace(dispute, context=replace(c, accumulator_root=flipped(rng, c.accumulator_root))))

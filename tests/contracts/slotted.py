@@ -3,7 +3,7 @@
 import random
 from dataclasses import replace
 
-from tests.contracts.disputes import DEPTH, F32, SLOTS, SMALL, Context, Dispute, Target, element
+from tests.contracts.disputes import DEPTH, F32, SLOTS, SMALL, ZERO, Context, Dispute, Target, element
 from tests.protocol.instructions import STEP_NUMBER, committed, const, source
 from tiebreak.protocol.commitments.records import StepRecord, data_leaf, state_leaf
 from tiebreak.protocol.game.moves import Prove, StateWitness, TensorWitness
@@ -13,7 +13,7 @@ from tiebreak.protocol.program.reference import pack
 from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import Tree
 
-SOURCES = ("state", "data", "const", "step")
+SOURCES = ("state", "data", "late", "const", "step")
 
 
 def slotted(rng: random.Random, kind: str) -> Dispute:
@@ -28,11 +28,14 @@ def slotted(rng: random.Random, kind: str) -> Dispute:
         state_count=SLOTS,
         data_count=SLOTS,
         body_root=rng.randbytes(32),
+        step_log=rng.choice((ZERO, rng.randbytes(32))),
     )
     if kind in ("const", "step"):
         return _scalar(rng, context, kind)
     if kind == "commit":
         return _commit(context, slot, name, tensor_digest)
+    if kind == "late":
+        return _late(rng, context, slot, name, tensor_digest)
     leaf = (state_leaf if kind == "state" else data_leaf)(name, tensor_digest)
     leaves = [rng.randbytes(32) for _ in range(SLOTS)]
     leaves[slot] = leaf
@@ -61,6 +64,17 @@ def slotted(rng: random.Random, kind: str) -> Dispute:
     )
     context = replace(context, record_root=records.root, record_depth=depth, record_position=place)
     return Dispute(SMALL, context, Prove(instruction=encoded, witness=state))
+
+
+def _late(rng: random.Random, context: Context, slot: int, name: str, tensor_digest: bytes) -> Dispute:
+    """Late data, sometimes of a step log that holds them elsewhere, or of a job without logs."""
+    encoded = encode_instruction(source(SourceKind.LATE, name, F32, slot=slot))
+    place = context.position if rng.randrange(4) else rng.randrange(1 << DEPTH)
+    log = Tree([tensor_digest if k == place else rng.randbytes(32) for k in range(1 << DEPTH)])
+    witness = TensorWitness(tensor_id=tensor_digest, siblings=tuple(log.proof(place)))
+    step_log = log.root if rng.randrange(8) else ZERO
+    context = replace(context, instruction_leaf=instruction_digest(encoded), step_log=step_log)
+    return Dispute(SMALL, context, Prove(instruction=encoded, witness=witness))
 
 
 def _scalar(rng: random.Random, context: Context, kind: str) -> Dispute:

@@ -265,7 +265,6 @@ contract Games is IGame {
         shown.challenger = state.challenger;
         shown.replayTime = Duration.wrap(state.replayTime);
         shown.rank = state.rank;
-        shown.log = state.log;
     }
 
     /// @inheritdoc IGame

@@ -92,6 +92,8 @@ library ProofContext {
         context.dataCount = job.dataCount;
         context.programRoot = job.programRoot;
         context.dataRoot = job.dataRoot;
+        // What was opened last of the log, before any chunk.
+        context.stepLog = game.log;
         _previousRecord(context, job, opened);
     }
 

@@ -9,7 +9,7 @@ import {IReferee} from "../interfaces/IReferee.sol";
 /// @dev SAFETY: the referee is fixed when the board is made, and answers with clean words: they are not checked again.
 /// A refusal is passed on as it is.
 library RefereeCalls {
-    /// @dev `referee.judge(context, proof)`. In memory the words of a context stand as the ABI has them: 17 fields, each a
+    /// @dev `referee.judge(context, proof)`. In memory the words of a context stand as the ABI has them: 18 fields, each a
     /// word. A proof's offsets count from the proof itself, so that it is the same proof at another place: it is copied as
     /// it stands, with what follows it to the end of calldata, for where a proof ends only its parts say. (SAFETY: an
     /// offset that points outside the proof reads other bytes than it did here; every byte of a proof is hostile anyway.)
@@ -23,11 +23,11 @@ library RefereeCalls {
             let pos := mload(0x40)
             let size := sub(calldatasize(), proof)
             mstore(pos, selector)
-            mcopy(add(pos, 0x04), context, 0x220)
+            mcopy(add(pos, 0x04), context, 0x240)
             // The head's second argument: where the proof is, counted from behind the selector.
-            mstore(add(pos, 0x224), 0x240)
-            calldatacopy(add(pos, 0x244), proof, size)
-            if iszero(staticcall(gas(), referee, pos, add(size, 0x244), 0x00, 0x20)) {
+            mstore(add(pos, 0x244), 0x260)
+            calldatacopy(add(pos, 0x264), proof, size)
+            if iszero(staticcall(gas(), referee, pos, add(size, 0x264), 0x00, 0x20)) {
                 returndatacopy(pos, 0x00, returndatasize())
                 revert(pos, returndatasize())
             }

@@ -80,7 +80,7 @@ library Snapshots {
         game.tolerances = stored.tolerances;
     }
 
-    /// @return game what a snapshot of it would say, without the log, which no proof takes; and `complete`
+    /// @return game what a snapshot of it would say; and `complete`
     function shown(Turns.Game storage stored, Turns.Turn memory turn)
         internal
         view
@@ -102,6 +102,8 @@ library Snapshots {
         game.termLeaves = stored.termLeaves;
         game.lastChunkBytes = stored.lastChunkBytes;
         complete(game, stored);
+        // Of policy `exact` there is none to read.
+        if (game.policy != 0) game.log = stored.log;
     }
 
     /// @notice The game goes on from what was signed. Clocks and talk stay as they are.

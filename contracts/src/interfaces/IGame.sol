@@ -179,7 +179,8 @@ interface IGame {
         uint24 stateCount;
         uint24 tolerances;
         /// Of policy `logged`, what of the rounding log was opened last: the log root of the segment (OPEN_STEPS), the step
-        /// log (OPEN_VALUES), the log word of the chunk (OPEN_CHUNK of a logged sum). Of policy `exact` never written.
+        /// log (OPEN_VALUES), the log word of the chunk (OPEN_CHUNK of a logged sum). A `source` of late data is proved under
+        /// the step log. Of policy `exact` never written.
         bytes32 log;
     }
 

@@ -63,6 +63,8 @@ interface IReferee {
         uint64 recordPosition;
         /// Root of the accumulator tree (TERMS); its depth follows from the instruction.
         bytes32 accumulatorRoot;
+        /// Root of the step's log tree (VALUE), of depth D: the id of late data is leaf `position`. Zero of policy `exact`.
+        bytes32 stepLog;
     }
 
     /// A tensor opened as the output of a body instruction.
@@ -87,7 +89,7 @@ interface IReferee {
         bytes32[] siblings;
     }
 
-    /// What a `source` of state or data, or a `commit`, is proved with; unused fields are zero and empty.
+    /// What a `source` of state, data or late data, or a `commit`, is proved with; unused fields are zero and empty.
     struct Witness {
         /// Record s-1 (`source` of state): its own step number, state root, loss bits, rounding-log root.
         uint64 step;
@@ -95,7 +97,7 @@ interface IReferee {
         uint32 lossBits;
         bytes32 logRoot;
         bytes32[] recordSiblings;
-        /// The tensor's id: in the state or data leaf (`source`), in the body half (`commit`).
+        /// The tensor's id: in the state or data leaf, or itself the leaf of the log tree (`source`); in the body half (`commit`).
         bytes32 tensorId;
         /// Siblings of that leaf.
         bytes32[] siblings;
@@ -103,8 +105,8 @@ interface IReferee {
 
     /// The challenger's proof (message body 9 of SPEC section 9). Parts that the leaf has no use for must be empty:
     /// a commit takes instruction, siblings and witness (without the record); a `source` of state the whole
-    /// witness, of data the witness without the record, of a scalar nothing but the instruction; an ELEMENT
-    /// tensors and chunks; TERMS these, and above leaf 0 previous and siblings.
+    /// witness, of data and late data the witness without the record, of a scalar nothing but the instruction; an
+    /// ELEMENT tensors and chunks; TERMS these, and above leaf 0 previous and siblings.
     struct Proof {
         /// The instruction's encoding.
         bytes instruction;

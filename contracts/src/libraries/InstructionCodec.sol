@@ -142,12 +142,12 @@ library InstructionCodec {
         return _word(i.paramsAt + offset) >> 192;
     }
 
-    /// @dev The slot of a `source` of state or data, or of a `commit`.
+    /// @dev The slot of a `source` of state, data or late data, or of a `commit`.
     function slot(Instruction memory i) internal pure returns (uint256) {
         return _word(i.paramsAt) >> 224;
     }
 
-    /// @dev The name of a `source` of state or data, or of a `commit`: u16 length and bytes.
+    /// @dev The name of a `source` of state, data or late data, or of a `commit`: u16 length and bytes.
     function encodedName(Instruction memory i) internal pure returns (bytes calldata name) {
         uint256 pos = i.paramsAt + 4;
         uint256 length = i.paramsLength - 4;

@@ -34,6 +34,7 @@ library Isa {
     uint256 internal constant SOURCE_STEP = 1;
     uint256 internal constant SOURCE_STATE = 2;
     uint256 internal constant SOURCE_DATA = 3;
+    uint256 internal constant SOURCE_LATE = 4;
 
     uint256 internal constant REDUCE_SUM = 0;
     uint256 internal constant REDUCE_MAX = 1;
@@ -81,7 +82,7 @@ library Isa {
 
     /// @dev Whether the opcode and function exist (SPEC 4.3, 4.4).
     function isKnown(uint256 opcode, uint256 func) internal pure returns (bool) {
-        if (opcode == SOURCE) return func <= SOURCE_DATA;
+        if (opcode == SOURCE) return func <= SOURCE_LATE;
         if (opcode == MAP) return func <= BF16 || (func >= LT && func <= CAST) || func == FLOORDIV || func == MOD;
         if (opcode == REDUCE) return func <= REDUCE_SUM_BF16;
         if (opcode == SCATTER_SUM) return func <= SCATTER_SUM_BF16;
