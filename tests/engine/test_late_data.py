@@ -154,7 +154,7 @@ def test_a_program_may_refuse_what_it_is_given(tmp_path: Path) -> None:
     def wrong(step: int, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return supply(step, weights) | ({"y": torch.full((6,), 2)} if step == 4 else {})
 
-    with pytest.raises(StateError, match="step 4: telemetry.loss is no longer finite"):
+    with pytest.raises(StateError, match=r"step 4: telemetry.loss is no longer finite"):
         trained(tmp_path / "run", supply=wrong)
 
 
@@ -268,7 +268,7 @@ def test_late_slots_are_named_once_in_order_and_apart_from_data() -> None:
     for slot, name in ((1, "x"), (5, "x"), (0, "zz")):
         body = [*program.body]
         body[places[0]] = replace(body[places[0]], params=Slot(slot=slot, name=name))
-        with pytest.raises(ProgramError, match="late data (slots|is)|slot 1 is sourced once"):
+        with pytest.raises(ProgramError, match=r"late data (slots|is)|slot 1 is sourced once"):
             Program(tuple(body), program.commits).validate()
     body = [*program.body]
     body[places[0]] = replace(body[places[0]], function=SourceKind.DATA)
