@@ -26,17 +26,18 @@ def execute(
 ) -> list[bytes]:
     """Run step `step` (from 1) of a validated program. Returns the data of every body value, in order.
 
-    Under policy `logged`, pass the job's tolerances and the step's log, which must have been checked. `state` and
-    `data` map names to tensor data. The new state consists of the values that the commits name (`new_state`). Only for
-    small programs: each term takes microseconds.
+    Under policy `logged`, pass the job's tolerances and the step's log, which must have been checked. `state`, `data`
+    and the log's late data map names to tensor data. The new state consists of the values that the commits name
+    (`new_state`). Only for small programs: each term takes microseconds.
 
     change: (number of the value, its data) -> other data, which the instructions after it read.
     """
+    named = {SourceKind.STATE: state, SourceKind.DATA: data, SourceKind.LATE: {} if log is None else log.late}
     made: list[bytes] = []
     values: list[list[int]] = []
     for number, i in enumerate(program.body):
         if i.opcode == Opcode.SOURCE and isinstance(i.params, Slot):
-            found = _source(i, i.params.name, state if i.function == SourceKind.STATE else data)
+            found = _source(i, i.params.name, named[SourceKind(i.function)])
         else:
             nearest = element_rounding(i, precision=precision, tolerances=tolerances)
             entries = None if log is None else log.entries.get(number)

@@ -122,12 +122,12 @@ _HONEST: Known = {}
 
 
 class Logs:
-    """The rounding logs of a run's steps, and what was computed by them. A step without one has an empty log."""
+    """The logs of a run's steps, and what was computed by them. A step without one has an empty log."""
 
-    def __init__(self, steps: Mapping[int, StepLog]) -> None:
+    def __init__(self, steps: Mapping[int, StepLog], program: Program = EVERY.program) -> None:
         for step, log in steps.items():
-            log.check(program(), step)
-        self._steps = steps
+            log.check(program, step)
+        self._steps, self._program = steps, program
         self.computed: Known = {}
         self.tree = cache(self._make_tree)
 
@@ -135,7 +135,7 @@ class Logs:
         return self._steps.get(step, StepLog())
 
     def _make_tree(self, step: int) -> LogTree:
-        return LogTree(program(), self.of(step))
+        return LogTree(self._program, self.of(step))
 
     def segment(self, job: Job, checkpoint: int) -> Tree:
         steps = range(job.first_step(checkpoint), job.last_step(checkpoint) + 1)

@@ -1,0 +1,228 @@
+"""Late data (SPEC section 5.2): programs, a run, what is no log of it, and proofs of a source in a game: late.json."""
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any, Final
+
+from conformance.run import ReferenceRun, lines
+from tests.protocol.instructions import committed, const, gathered, mapped, reduced, source, whole
+from tests.protocol.logged import entries
+from tests.protocol.runs import SECRET, Liar, Logs, Run, Setting, duel, make_job
+from tests.vectors.inputs import Stream
+from tests.vectors.instructions import hex_of
+from tests.vectors.snapshots import trees_of
+from tiebreak.protocol.commitments.log_tree import LogTree
+from tiebreak.protocol.errors import IllegalMove, ProgramError
+from tiebreak.protocol.game import rules
+from tiebreak.protocol.game.moves import Move, Prove, TensorWitness
+from tiebreak.protocol.game.sides import Challenger, Defender
+from tiebreak.protocol.game.snapshot import Snapshot
+from tiebreak.protocol.game.state import GameState
+from tiebreak.protocol.numbers.float32 import INF, NAN_BITS, SIGN
+from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, SourceConst, SourceKind
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.program.reference import pack
+from tiebreak.protocol.program.rounding import Direction, StepLog, SumKind, pack_tolerances
+
+Json = dict[str, Any]
+F32, I64, BOOL = DType.F32, DType.I64, DType.BOOL
+LENGTH: Final = 130
+"""Elements of the longest tensor: two chunks, the second not full."""
+STEPS, INTERVAL, PRECISION = 3, 2, 16
+TOLERANCES: Final = pack_tolerances({SumKind.PLAIN: 2})
+WRITTEN, KEEP, IDS, LOSS = 1, 3, 4, 8
+LATE, DATA, STATE = SourceKind.LATE, SourceKind.DATA, SourceKind.STATE
+
+
+@cache
+def program() -> Program:
+    """Late data of each dtype, not in slot order; one has the name of a state entry, one two chunks."""
+    shape, one = (LENGTH,), (1,)
+    body = (
+        source(STATE, "w", F32, LENGTH),
+        source(LATE, "w", F32, LENGTH, slot=2),
+        source(DATA, "rate", F32),
+        source(LATE, "keep", BOOL, LENGTH, slot=1),
+        source(LATE, "ids", I64, 3),
+        mapped(MapFunction.WHERE, F32, shape, whole(3, shape), whole(1, shape), whole(0, shape)),
+        mapped(MapFunction.MUL, F32, shape, whole(5, shape), Access(2, 0, (0,))),
+        gathered(F32, (3,), Access(6, 0, (0,)), Access(4, 0, one), stride=1, bound=LENGTH),
+        reduced(F32, (), (3,), Access(7, 0, one)),
+    )
+    found = Program(body, (committed("w", F32, shape, 6),))
+    found.validate()
+    return found
+
+
+def _floats(s: Stream, count: int = LENGTH) -> bytes:
+    return pack(F32, [s.f32(120, 130) for _ in range(count)])
+
+
+def setting() -> Setting:
+    s = Stream("state of late data")
+    return Setting("late", program(), {"w": _floats(s)}, {"rate": pack(F32, [0x3F7F1234])})
+
+
+@cache
+def logs() -> tuple[StepLog, ...]:
+    """Of each step: late data with special numbers at their ends, among them a NaN of other bits.
+
+    The last step has no entry and an index out of bounds.
+    """
+    s, found = Stream("late data"), []
+    for step in range(STEPS):
+        special = (0xFF800001, NAN_BITS, INF, SIGN)[step : step + 2]
+        written = pack(F32, special) + _floats(s)[8 * len(special) :] + pack(F32, special)
+        ids = pack(I64, [(-1, 7, 9)[step - 2], 2 + s.below(60), 64])
+        late = {"ids": ids, "keep": bytes(s.bits(1) for _ in range(LENGTH)), "w": written}
+        sums = {} if step == STEPS - 1 else {LOSS: entries({0: (Direction.DOWN, Direction.UP)[step]})}
+        found.append(StepLog(sums, late))
+    return tuple(found)
+
+
+def plain(tolerances: int, steps: Sequence[StepLog]) -> bytes:
+    """Logs in the form for tools."""
+    out = struct.pack(">I", tolerances)
+    for log in steps:
+        found = [(value, *entry) for value, held in log.entries.items() for entry in held.directions()]
+        out += struct.pack(">I", len(found)) + b"".join(struct.pack(">IIB", *entry) for entry in found)
+        out += b"".join(log.late.values())
+    return out
+
+
+def _program(*body: Instruction) -> Program:
+    return Program((*body, const(0)), (committed("w", F32, (), len(body)),))
+
+
+def _programs() -> Iterator[tuple[str, Program]]:
+    """Every rule on sources of late data: kept, and broken."""
+    first, second = source(LATE, "a", F32, 2), source(LATE, "b", BOOL, slot=1)
+    yield "late data alone", _program(first)
+    yield "slots in another order than sources", _program(second, first)
+    yield "slots of data and of late data", _program(source(DATA, "b", I64), source(LATE, "a", I64))
+    yield "a name of the state", _program(source(STATE, "w", F32), source(LATE, "w", I64, 3))
+    yield "a slot twice", _program(first, first)
+    yield "two names in a slot", _program(first, replace(second, params=replace(first.params, name="b")))  # type: ignore[type-var]
+    yield "no slot 0", _program(second)
+    yield "slots with a gap", _program(first, source(LATE, "b", BOOL, slot=2))
+    yield "a slot beyond all", _program(first, source(LATE, "b", BOOL, slot=(1 << 32) - 1))
+    yield "names descending", _program(source(LATE, "b", F32), source(LATE, "a", F32, slot=1))
+    yield "a name in two slots", _program(first, source(LATE, "a", BOOL, slot=1))
+    yield "a name of data", _program(source(DATA, "a", F32, 2), first)
+    yield "a later name of data", _program(source(DATA, "b", F32), first, second)
+    yield "an operand", _program(first, replace(second, shape=(2,), dtype=F32, operands=(whole(0, (2,)),)))
+    yield "reduction dims", _program(replace(first, reduction=(2,)))
+    yield "a constant's parameters", _program(replace(first, params=SourceConst(bits=0)))
+    yield "no parameters", _program(replace(first, params=None))
+
+
+def _root(found: Program) -> str | None:
+    try:
+        found.validate()
+    except ProgramError:
+        return None
+    return hex_of(found.root)
+
+
+def _refused() -> Iterator[tuple[str, bytes]]:
+    good = plain(TOLERANCES, logs())
+    first, *others = logs()
+
+    def changed(**late: bytes) -> bytes:
+        return plain(TOLERANCES, [replace(first, late=dict(first.late) | late), *others])
+
+    yield "a byte short", good[:-1]
+    yield "a byte more", good + b"\0"
+    yield "a step short", plain(TOLERANCES, others)
+    yield "a step more", plain(TOLERANCES, [*logs(), first])
+    yield "a tensor short", plain(TOLERANCES, [*logs()[:-1], StepLog({}, {"ids": bytes(24), "keep": bytes(LENGTH)})])
+    yield "no late data", plain(TOLERANCES, [StepLog(log.entries) for log in logs()])
+    yield "a bool of 2", changed(keep=bytes(LENGTH - 1) + b"\2")
+    yield "a bool of 255", changed(keep=b"\xff" + bytes(LENGTH - 1))
+
+
+class _Doubter(Challenger):
+    """Disputes a right head where another run differs from it, and proves what is true."""
+
+    def __init__(self, truth: Run, other: Run) -> None:
+        super().__init__(truth, SECRET)
+        self._other = Challenger(other, SECRET)
+
+    def pick(self, state: GameState, nodes: Sequence[bytes]) -> int:
+        return self._other.pick(state, nodes)
+
+
+def _ends() -> Iterator[tuple[GameState, Move]]:
+    """The proofs of games about late data: a head that has others than its logs, and a right one."""
+    held = Logs(dict(enumerate(logs(), 1)), program())
+    job = make_job(setting=setting(), steps=STEPS, interval=INTERVAL, precision=PRECISION, tolerances=TOLERANCES)
+    honest = Run(job, logs=held, setting=setting())
+    for value in (WRITTEN, IDS):
+        liar = Liar(job, 2, value, logs=held, setting=setting())
+        for run, challenger in ((liar, Challenger(honest, SECRET)), (honest, _Doubter(honest, liar))):
+            made: list[tuple[GameState, Move, GameState]] = []
+            duel(run, Defender(run), challenger, on_move=lambda *move, made=made: made.append(move))
+            yield made[-1][:2]
+
+
+def _proofs() -> Iterator[tuple[GameState, Json]]:
+    trees = [LogTree(program(), log) for log in logs()]
+    for state, right in _ends():
+        winner: str | None
+        assert isinstance(right, Prove)
+        assert isinstance(right.witness, TensorWitness)
+        found, path = right.witness.tensor_id, right.witness.siblings
+        other = next(value for value in trees[0].late if value != state.leaf)
+        witnesses = {
+            "right": (found, path),
+            "the defender's own": (state.node, path),
+            "of another source": (trees[state.step - 1].late[other], tuple(trees[state.step - 1].above(other))),
+            "of another step": (trees[0].late[state.leaf], tuple(trees[0].above(state.leaf))),
+            "siblings in another order": (found, path[::-1]),
+            "a sibling short": (found, path[:-1]),
+            "a sibling more": (found, (*path, path[0])),
+        }
+        for name, (tensor_id, siblings) in witnesses.items():
+            move = replace(right, witness=TensorWitness(tensor_id=tensor_id, siblings=siblings))
+            try:
+                after = rules.apply(state, move, state.earliest)
+                winner = None if after.verdict is None else after.verdict.winner.name.lower()
+            except IllegalMove:
+                winner = None
+            place = {"name": name, "snapshot": hex_of(Snapshot.of(state).encode())}
+            shown = {"tensorId": hex_of(tensor_id), "siblings": hex_of(b"".join(siblings)), "winner": winner}
+            yield state, place | shown
+
+
+def late() -> Json:
+    """Programs, a run of three steps, what is no log of it, and proofs."""
+    run = ReferenceRun(
+        program=program(), state=setting().start, data=setting().data, precision=PRECISION, tolerances=TOLERANCES,
+        logs=logs(),
+    )  # fmt: skip
+    trees = [LogTree(program(), log) for log in logs()]
+    proofs = list(_proofs())
+    state, _ = proofs[0]
+    return {
+        "programs": [
+            {"name": name, "program": hex_of(found.encode()), "root": _root(found)} for name, found in _programs()
+        ],
+        "program": hex_of(program().encode()),
+        "precision": PRECISION,
+        "checkpointInterval": INTERVAL,
+        "state": {name: hex_of(data) for name, data in run.state.items()},
+        "data": {name: hex_of(data) for name, data in run.data.items()},
+        "logs": hex_of(plain(TOLERANCES, logs())),
+        "lines": (printed := list(lines(run, STEPS, INTERVAL))),
+        "runRoot": "0x" + printed[-1].removeprefix("run "),
+        "stepLogs": [hex_of(tree.root) for tree in trees],
+        "openings": [
+            {"step": step, "value": value, "tensorId": hex_of(found), "siblings": hex_of(b"".join(tree.above(value)))}
+            for step, tree in enumerate(trees, 1)
+            for value, found in tree.late.items()
+        ],
+        "refused": [{"name": name, "logs": hex_of(data)} for name, data in _refused()],
+        "game": trees_of(state.job, state.head) | {"proofs": [proof for _, proof in proofs]},
+    }
