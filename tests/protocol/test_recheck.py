@@ -10,18 +10,23 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 
 from conformance.run import lines, opened
 from tests.golden.bundle import FOLDER, TINY, load
+from tests.protocol.logged import entries, plain, plain_step
+from tests.vectors import late
 from tiebreak.api.corpus import programs
 from tiebreak.engine.logged.encoding import decode_sparse
 from tiebreak.protocol.errors import VerificationError
+from tiebreak.protocol.program.isa import DType, Opcode, Slot, SourceKind
 from tiebreak.protocol.program.program import Program, ProgramLimits
-from tiebreak.protocol.program.rounding import sum_kind
+from tiebreak.protocol.program.rounding import Direction, StepLog, sum_kind
 
 ROOT = Path(__file__).resolve().parents[2]
 MUTANTS = 300
@@ -73,14 +78,16 @@ def test_c_recheck_agrees_with_all_test_vectors(build: Path) -> None:
     snapshots = json.loads((ROOT / "tests/vectors/snapshots.json").read_text())
     changes = [len(bytes.fromhex(game["changes"][2:])) // 12 + len(game["states"]) for game in snapshots["entered"]]
     assert found["entered snapshots"] == len(snapshots["refused"]) + sum(changes)
+    late = json.loads((ROOT / "tests/vectors/late.json").read_text())
+    cases = (late["programs"], late["openings"], late["refused"], late["game"]["proofs"])
+    assert found["late"] == sum(map(len, cases)) > 50
     others = {"hardest", "accumulators", "refused accumulators", "philox", "trees", "logs", "blobs"}
     assert all(found[name] > 0 for name in others)
 
 
 def _plain_logs(tolerances: int, steps: Sequence[Sequence[tuple[int, int, int]]]) -> bytes:
-    """A plain log file of (value, element, code) in each step."""
-    logs = (struct.pack(">I", len(log)) + b"".join(struct.pack(">IIB", *entry) for entry in log) for log in steps)
-    return struct.pack(">I", tolerances) + b"".join(logs)
+    """A plain log file of (value, element, code) in each step, whether or not they can be entries."""
+    return struct.pack(">I", tolerances) + b"".join(map(plain_step, steps))
 
 
 @pytest.mark.parametrize("name", programs.names())
@@ -91,9 +98,8 @@ def test_c_recheck_reproduces_the_corpus_roots(name: str, build: Path) -> None:
     terms: list[object] = [expected.steps, expected.checkpoint_interval, expected.precision]
     if expected.tolerances:
         logs = [decode_sparse(log, bundle.program, step) for step, log in enumerate(bundle.logs(), 1)]
-        entries = [[(n, *entry) for n, found in log.entries.items() for entry in found.directions()] for log in logs]
         terms.append(build / f"{name}.logs")
-        (build / f"{name}.logs").write_bytes(_plain_logs(expected.tolerances, entries))
+        (build / f"{name}.logs").write_bytes(plain(expected.tolerances, logs))
     roots, steps = _roots(_run(build / "recheck", "run", *_inputs(name, build), *terms))
     assert roots == {
         "program": expected.program_root,
@@ -223,6 +229,7 @@ def _root_or_none(encoded: bytes) -> str | None:
 def test_c_recheck_and_python_accept_the_same_programs(build: Path) -> None:
     draw = random.Random(42)
     sources = [_inputs(name, build)[0].read_bytes() for name in ("mlp", "mixed", "resnet")]
+    sources += [late.program().encode(), _reads_late(draw, load("mlp").program).encode()]
     mutants = [_mutant(draw, draw.choice(sources)) for _ in range(MUTANTS)]
     paths = [build / f"mutant-{number}" for number in range(MUTANTS)]
     for path, mutant in zip(paths, mutants, strict=True):
@@ -253,11 +260,121 @@ def test_c_recheck_and_python_compute_the_same_steps(precision: int, build: Path
         ran += 1
 
 
+def _reads_late(draw: random.Random, program: Program) -> Program:
+    """The program with some of its data late."""
+    names = sorted(program.data_spec())
+    kinds = dict.fromkeys(draw.sample(names, draw.randrange(1, len(names) + 1)), SourceKind.LATE)
+    slots = {name: sum(kinds.get(before) == kinds.get(name) for before in names[:k]) for k, name in enumerate(names)}
+    body = [
+        replace(
+            i, function=kinds.get(i.params.name, i.function), params=Slot(slot=slots[i.params.name], name=i.params.name)
+        )
+        if i.opcode == Opcode.SOURCE and i.function == SourceKind.DATA and isinstance(i.params, Slot)
+        else i
+        for i in program.body
+    ]
+    return Program(tuple(body), program.commits)
+
+
+def _written(path: Path, tensors: Mapping[str, bytes]) -> Path:
+    """A safetensors file, as far as either implementation reads it."""
+    ends = list(accumulate(map(len, tensors.values()), initial=0))
+    header = {name: {"data_offsets": ends[k : k + 2]} for k, name in enumerate(tensors)}
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(tensors.values()))
+    return path
+
+
+def _drawn_late(draw: random.Random, program: Program, data: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Late data of a step: those of the program that reads them as data, or bytes of no note."""
+    found = {}
+    for name, (dtype, _) in program.late_spec().items():
+        known = data[name]
+        drawn = bytes(draw.randrange(2) for _ in known) if dtype == DType.BOOL else draw.randbytes(len(known))
+        found[name] = draw.choice((known, drawn))
+    return found
+
+
+@pytest.mark.parametrize("name", ["mlp", "every"])
+def test_c_recheck_and_python_agree_on_programs_with_late_data(name: str, build: Path) -> None:
+    """Programs and their mutants with some data late, along drawn logs."""
+    draw, bundle = random.Random(name), load(name)
+    _, state, _ = _inputs(name, build)
+    ran = 0
+    while ran < 6:
+        encoded = _reads_late(draw, bundle.program).encode()
+        mutant = _mutant(draw, encoded) if ran % 2 else encoded
+        if _root_or_none(mutant) is None:
+            continue
+        program, precision, steps = Program.decode(mutant, RANGES), draw.choice((16, 32)), 2
+        known = bundle.program.data_spec()
+        specs = (program.data_spec(), program.late_spec())
+        if not specs[1] or any(known.get(name) != kind for spec in specs for name, kind in spec.items()):
+            continue
+        sums = [(n, i.numel) for n, i in enumerate(program.body) if sum_kind(i) is not None]
+        logs = [
+            StepLog(
+                {n: entries({draw.randrange(numel): Direction.UP}) for n, numel in sums if draw.randrange(2)},
+                _drawn_late(draw, program, bundle.data()),
+            )
+            for _ in range(steps)
+        ]
+        paths = [build / f"late.{end}" for end in ("tbp", "logs")]
+        for path, content in zip(paths, (mutant, plain(draw.choice((0, 0x020202)), logs)), strict=True):
+            path.write_bytes(content)
+        data = _written(build / "late.data", {name: bundle.data()[name] for name in program.data_spec()})
+        files = (paths[0], state, data)
+        run = opened(*files, steps, precision, paths[1])
+        expected = list(lines(run, steps, 1))
+        assert _run(build / "recheck", "run", *files, steps, 1, precision, paths[1]).splitlines() == expected
+        ran += 1
+
+
+def test_data_that_come_late_change_no_state(build: Path) -> None:
+    """The same tensors with each step: other roots of programs and records, but every state and loss is the same."""
+    draw, bundle, steps = random.Random(9), load("mlp"), 3
+    program, data = _reads_late(draw, bundle.program), bundle.data()
+    log = StepLog(late={name: data[name] for name in program.late_spec()})
+    (build / "late.tbp").write_bytes(program.encode())
+    (build / "late.logs").write_bytes(plain(0, [log] * steps))
+    rest = _written(build / "late.data", {name: data[name] for name in program.data_spec()})
+    plain_files = _inputs("mlp", build)
+    files = (build / "late.tbp", plain_files[1], rest)
+    found, made = _roots(_run(build / "recheck", "run", *files, steps, 2, 32, build / "late.logs"))
+    roots, same = _roots(_run(build / "recheck", "run", *plain_files, steps, 2, 32))
+    assert made == same
+    assert all(found[name] != roots[name] for name in ("program", "data", "run"))
+
+
+def test_c_recheck_and_python_refuse_the_same_late_data(build: Path) -> None:
+    vectors = json.loads((ROOT / "tests/vectors/late.json").read_text())
+    (build / "late.tbp").write_bytes(late.program().encode())
+    tensors = (_written(build / f"late.{key}", dict(held)) for key, held in
+               (("state", late.setting().start), ("data", late.setting().data)))  # fmt: skip
+    files, terms, logs = (
+        (build / "late.tbp", *tensors),
+        (late.STEPS, late.INTERVAL, late.PRECISION),
+        build / "late.logs",
+    )
+    logs.write_bytes(bytes.fromhex(vectors["logs"][2:]))
+    hostile = [bytes.fromhex(case["logs"][2:]) for case in vectors["refused"]]
+    for command in ([build / "recheck"], [sys.executable, "-m", "conformance"]):
+        logs.write_bytes(bytes.fromhex(vectors["logs"][2:]))
+        assert _run(*command, "run", *files, *terms, logs).splitlines() == vectors["lines"]
+        arguments = [str(part) for part in (*command, "run", *files, *terms)]
+        for content in (None, *hostile):
+            logs.write_bytes(content or b"")
+            given = arguments if content is None else [*arguments, str(logs)]
+            done = subprocess.run(given, cwd=ROOT, capture_output=True, text=True, check=False)
+            assert (done.returncode, done.stderr[:9]) == (2, "refused: ")
+
+
 def test_c_recheck_survives_hostile_bytes(build: Path) -> None:
     """Mutated bytes are refused or taken; nothing is read or written outside its object."""
-    vectors = [ROOT / f"tests/vectors/{name}.json" for name in ("posts", "snapshots")]
+    vectors = [ROOT / f"tests/vectors/{name}.json" for name in ("posts", "snapshots", "late")]
     lines = _run(build / "fuzz", 6, 1, *_inputs("mlp", build), *vectors).splitlines()
-    assert [line.split(":")[0] for line in lines] == ["programs", "states", "data", "logs", "posts", "snapshots"]
+    names = ["programs", "states", "data", "logs", "posts", "snapshots", "late data"]
+    assert [line.split(":")[0] for line in lines] == names
     for line in lines:
         tried, taken = (int(part.split()[0]) for part in line.split(": ")[1].split(", "))
         assert tried > taken > 0, line

@@ -1,6 +1,5 @@
 """Late data (SPEC section 5.2): programs, a run, what is no log of it, and proofs of a source in a game: late.json."""
 
-import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -8,7 +7,7 @@ from typing import Any, Final
 
 from conformance.run import ReferenceRun, lines
 from tests.protocol.instructions import committed, const, gathered, mapped, reduced, source, whole
-from tests.protocol.logged import entries
+from tests.protocol.logged import entries, plain
 from tests.protocol.runs import SECRET, Liar, Logs, Run, Setting, duel, make_job
 from tests.vectors.inputs import Stream
 from tests.vectors.instructions import hex_of
@@ -80,16 +79,6 @@ def logs() -> tuple[StepLog, ...]:
         sums = {} if step == STEPS - 1 else {LOSS: entries({0: (Direction.DOWN, Direction.UP)[step]})}
         found.append(StepLog(sums, late))
     return tuple(found)
-
-
-def plain(tolerances: int, steps: Sequence[StepLog]) -> bytes:
-    """Logs in the form for tools."""
-    out = struct.pack(">I", tolerances)
-    for log in steps:
-        found = [(value, *entry) for value, held in log.entries.items() for entry in held.directions()]
-        out += struct.pack(">I", len(found)) + b"".join(struct.pack(">IIB", *entry) for entry in found)
-        out += b"".join(log.late.values())
-    return out
 
 
 def _program(*body: Instruction) -> Program:
