@@ -1,5 +1,8 @@
 """A tiny program with every kind of instruction, and its data, for tests of the referee and of the game."""
 
+from collections.abc import Collection
+from dataclasses import replace
+
 from tests.protocol.instructions import (
     BOOL,
     F32,
@@ -20,7 +23,7 @@ from tests.protocol.instructions import (
     windowed,
 )
 from tests.protocol.oracles import Stream
-from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, ReduceFunction, SourceKind
+from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, ReduceFunction, Slot, SourceKind
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.reference import pack
 
@@ -96,6 +99,20 @@ def every_kind() -> Program:
     program = Program(tuple(b.instructions), commits)
     program.validate()
     return program
+
+
+def reads_late(program: Program, names: Collection[str]) -> Program:
+    """The program with the data of these names late."""
+    slots = dict[SourceKind, int].fromkeys((SourceKind.DATA, SourceKind.LATE), 0)
+    made = dict[str, Instruction]()
+    for name, source_of in ((i.params.name, i) for i in program.data_slots if isinstance(i.params, Slot)):
+        kind = SourceKind.LATE if name in names else SourceKind.DATA
+        made[name] = replace(source_of, function=kind, params=Slot(slot=slots[kind], name=name))
+        slots[kind] += 1
+    old = {i: made[i.params.name] for i in program.data_slots if isinstance(i.params, Slot)}
+    found = Program(tuple(old.get(i, i) for i in program.body), program.commits)
+    found.validate()
+    return found
 
 
 def initial_state() -> dict[str, bytes]:

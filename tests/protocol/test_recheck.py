@@ -11,7 +11,6 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -20,11 +19,12 @@ import pytest
 from conformance.run import lines, opened
 from tests.golden.bundle import FOLDER, TINY, load
 from tests.protocol.logged import entries, plain, plain_step
+from tests.protocol.programs import reads_late
 from tests.vectors import late
 from tiebreak.api.corpus import programs
 from tiebreak.engine.logged.encoding import decode_sparse
 from tiebreak.protocol.errors import VerificationError
-from tiebreak.protocol.program.isa import DType, Opcode, Slot, SourceKind
+from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.program.program import Program, ProgramLimits
 from tiebreak.protocol.program.rounding import Direction, StepLog, sum_kind
 
@@ -262,18 +262,8 @@ def test_c_recheck_and_python_compute_the_same_steps(precision: int, build: Path
 
 def _reads_late(draw: random.Random, program: Program) -> Program:
     """The program with some of its data late."""
-    names = sorted(program.data_spec())
-    kinds = dict.fromkeys(draw.sample(names, draw.randrange(1, len(names) + 1)), SourceKind.LATE)
-    slots = {name: sum(kinds.get(before) == kinds.get(name) for before in names[:k]) for k, name in enumerate(names)}
-    body = [
-        replace(
-            i, function=kinds.get(i.params.name, i.function), params=Slot(slot=slots[i.params.name], name=i.params.name)
-        )
-        if i.opcode == Opcode.SOURCE and i.function == SourceKind.DATA and isinstance(i.params, Slot)
-        else i
-        for i in program.body
-    ]
-    return Program(tuple(body), program.commits)
+    names = list(program.data_spec())
+    return reads_late(program, draw.sample(names, draw.randrange(1, len(names) + 1)))
 
 
 def _written(path: Path, tensors: Mapping[str, bytes]) -> Path:

@@ -64,19 +64,26 @@ def setting() -> Setting:
     return Setting("late", program(), {"w": _floats(s)}, {"rate": pack(F32, [0x3F7F1234])})
 
 
+def drawn(step: int) -> dict[str, bytes]:
+    """Late data of a step, without infinities and NaN."""
+    s = Stream(f"late data of step {step}")
+    kept, ids = bytes(s.bits(1) for _ in range(LENGTH)), pack(I64, [2 + s.below(126) for _ in range(3)])
+    return {"ids": ids, "keep": kept, "w": _floats(s)}
+
+
 @cache
 def logs() -> tuple[StepLog, ...]:
     """Of each step: late data with special numbers at their ends, among them a NaN of other bits.
 
     The last step has no entry and an index out of bounds.
     """
-    s, found = Stream("late data"), []
+    found = []
     for step in range(STEPS):
-        special = (0xFF800001, NAN_BITS, INF, SIGN)[step : step + 2]
-        written = pack(F32, special) + _floats(s)[8 * len(special) :] + pack(F32, special)
-        ids = pack(I64, [(-1, 7, 9)[step - 2], 2 + s.below(60), 64])
-        late = {"ids": ids, "keep": bytes(s.bits(1) for _ in range(LENGTH)), "w": written}
-        sums = {} if step == STEPS - 1 else {LOSS: entries({0: (Direction.DOWN, Direction.UP)[step]})}
+        late, special = drawn(step), pack(F32, (0xFF800001, NAN_BITS, INF, SIGN)[step : step + 2])
+        late["w"] = special + late["w"][16:] + special
+        if step == STEPS - 1:
+            late["ids"] = pack(I64, [LENGTH, -1, 64])
+        sums = {} if step == STEPS - 1 else {LOSS: entries({0: (Direction.UP, Direction.DOWN)[step]})}
         found.append(StepLog(sums, late))
     return tuple(found)
 
