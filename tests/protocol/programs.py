@@ -103,16 +103,17 @@ def every_kind() -> Program:
 
 def reads_late(program: Program, names: Collection[str]) -> Program:
     """The program with the data of these names late."""
-    slots = dict[SourceKind, int].fromkeys((SourceKind.DATA, SourceKind.LATE), 0)
-    made = dict[str, Instruction]()
-    for name, source_of in ((i.params.name, i) for i in program.data_slots if isinstance(i.params, Slot)):
-        kind = SourceKind.LATE if name in names else SourceKind.DATA
-        made[name] = replace(source_of, function=kind, params=Slot(slot=slots[kind], name=name))
-        slots[kind] += 1
-    old = {i: made[i.params.name] for i in program.data_slots if isinstance(i.params, Slot)}
-    found = Program(tuple(old.get(i, i) for i in program.body), program.commits)
-    found.validate()
-    return found
+    late = {name: name in names for name in program.data_spec()}
+    slots = {name: list(late.values())[:k].count(late[name]) for k, name in enumerate(late)}
+
+    def moved(i: Instruction) -> Instruction:
+        if i not in program.data_slots or not isinstance(i.params, Slot):
+            return i
+        name = i.params.name
+        kind = SourceKind.LATE if late[name] else SourceKind.DATA
+        return replace(i, function=kind, params=Slot(slot=slots[name], name=name))
+
+    return Program(tuple(map(moved, program.body)), program.commits)
 
 
 def initial_state() -> dict[str, bytes]:

@@ -102,19 +102,15 @@ def test_late_data_vectors_give_every_answer(cases: Callable[[int], None]) -> No
     """Programs are taken and refused, proofs win for each side and are illegal, and the codes of the run count."""
     found = load("late.json")
     taken = [case["name"] for case in found["programs"] if case["root"]]
-    assert taken == [
-        "late data alone", "slots in another order than sources", "slots of data and of late data",
-        "a name of the state",
-    ]  # fmt: skip
+    assert (len(taken), taken[-1]) == (4, "a name of the state")
     assert len(found["programs"]) > 3 * len(taken)
     winners = {(proof["name"], proof["winner"]) for proof in found["game"]["proofs"]}
-    assert {(name, winner) for name, winner in winners if winner} == {
-        ("right", "challenger"), ("right", "defender"), ("the defender's own", "defender"),
-    }  # fmt: skip
+    won = {("right", "challenger"), ("right", "defender"), ("the defender's own", "defender")}
+    assert {(name, winner) for name, winner in winners if winner} == won
     assert {name for name, winner in winners if winner is None} == {name for name, _ in winners} - {"right"}
-    setting, reader = late.setting(), {"precision": late.PRECISION, "logs": late.logs()}
-    exact = ReferenceRun(program=late.program(), state=setting.start, data=setting.data, **reader)
-    assert found["lines"][4] != list(lines(exact, late.STEPS, late.INTERVAL))[4]
+    start, data = late.setting().start, late.setting().data
+    nearest = ReferenceRun(program=late.program(), state=start, data=data, precision=late.PRECISION, logs=late.logs())
+    assert found["lines"][4] != list(lines(nearest, late.STEPS, late.INTERVAL))[4]
     for kind in ("programs", "openings", "refused"):
         cases(len(found[kind]))
 

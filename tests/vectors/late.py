@@ -1,6 +1,7 @@
 """Late data (SPEC section 5.2): programs, a run, what is no log of it, and proofs of a source in a game: late.json."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from typing import Any, Final
@@ -8,15 +9,15 @@ from typing import Any, Final
 from conformance.run import ReferenceRun, lines
 from tests.protocol.instructions import committed, const, gathered, mapped, reduced, source, whole
 from tests.protocol.logged import entries, plain
-from tests.protocol.runs import SECRET, Liar, Logs, Run, Setting, duel, make_job
+from tests.protocol.runs import Liar, Logs, Run, Setting, make_job
+from tests.protocol.walks import walk
 from tests.vectors.inputs import Stream
 from tests.vectors.instructions import hex_of
 from tests.vectors.snapshots import trees_of
 from tiebreak.protocol.commitments.log_tree import LogTree
 from tiebreak.protocol.errors import IllegalMove, ProgramError
 from tiebreak.protocol.game import rules
-from tiebreak.protocol.game.moves import Move, Prove, TensorWitness
-from tiebreak.protocol.game.sides import Challenger, Defender
+from tiebreak.protocol.game.moves import Prove, TensorWitness
 from tiebreak.protocol.game.snapshot import Snapshot
 from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.numbers.float32 import INF, NAN_BITS, SIGN
@@ -55,8 +56,8 @@ def program() -> Program:
     return found
 
 
-def _floats(s: Stream, count: int = LENGTH) -> bytes:
-    return pack(F32, [s.f32(120, 130) for _ in range(count)])
+def _floats(s: Stream) -> bytes:
+    return pack(F32, [s.f32(120, 130) for _ in range(LENGTH)])
 
 
 def setting() -> Setting:
@@ -131,62 +132,41 @@ def _refused() -> Iterator[tuple[str, bytes]]:
 
     yield "a byte short", good[:-1]
     yield "a byte more", good + b"\0"
-    yield "a step short", plain(TOLERANCES, others)
-    yield "a step more", plain(TOLERANCES, [*logs(), first])
-    yield "a tensor short", plain(TOLERANCES, [*logs()[:-1], StepLog({}, {"ids": bytes(24), "keep": bytes(LENGTH)})])
     yield "no late data", plain(TOLERANCES, [StepLog(log.entries) for log in logs()])
     yield "a bool of 2", changed(keep=bytes(LENGTH - 1) + b"\2")
     yield "a bool of 255", changed(keep=b"\xff" + bytes(LENGTH - 1))
 
 
-class _Doubter(Challenger):
-    """Disputes a right head where another run differs from it, and proves what is true."""
-
-    def __init__(self, truth: Run, other: Run) -> None:
-        super().__init__(truth, SECRET)
-        self._other = Challenger(other, SECRET)
-
-    def pick(self, state: GameState, nodes: Sequence[bytes]) -> int:
-        return self._other.pick(state, nodes)
-
-
-def _ends() -> Iterator[tuple[GameState, Move]]:
-    """The proofs of games about late data: a head that has others than its logs, and a right one."""
+def _ends() -> Iterator[tuple[GameState, Prove]]:
+    """Proofs about heads that have other late data than their logs, and of right heads at the same places."""
     held = Logs(dict(enumerate(logs(), 1)), program())
     job = make_job(setting=setting(), steps=STEPS, interval=INTERVAL, precision=PRECISION, tolerances=TOLERANCES)
-    honest = Run(job, logs=held, setting=setting())
     for value in (WRITTEN, IDS):
-        liar = Liar(job, 2, value, logs=held, setting=setting())
-        for run, challenger in ((liar, Challenger(honest, SECRET)), (honest, _Doubter(honest, liar))):
-            made: list[tuple[GameState, Move, GameState]] = []
-            duel(run, Defender(run), challenger, on_move=lambda *move, made=made: made.append(move))
-            yield made[-1][:2]
+        liar, honest = Liar(job, 2, value, logs=held, setting=setting()), Run(job, logs=held, setting=setting())
+        state, proof, _ = walk(liar, honest)[-1]
+        assert isinstance(proof, Prove)
+        yield from ((state, proof), (replace(state, node=honest.log_tree(2).late[value]), proof))
 
 
 def _proofs() -> Iterator[tuple[GameState, Json]]:
-    trees = [LogTree(program(), log) for log in logs()]
-    for state, right in _ends():
-        winner: str | None
-        assert isinstance(right, Prove)
-        assert isinstance(right.witness, TensorWitness)
-        found, path = right.witness.tensor_id, right.witness.siblings
-        other = next(value for value in trees[0].late if value != state.leaf)
+    first, second, _ = (LogTree(program(), log) for log in logs())
+    for state, proof in _ends():
+        right, path = second.late[state.leaf], tuple(second.above(state.leaf))
         witnesses = {
-            "right": (found, path),
+            "right": (right, path),
             "the defender's own": (state.node, path),
-            "of another source": (trees[state.step - 1].late[other], tuple(trees[state.step - 1].above(other))),
-            "of another step": (trees[0].late[state.leaf], tuple(trees[0].above(state.leaf))),
-            "siblings in another order": (found, path[::-1]),
-            "a sibling short": (found, path[:-1]),
-            "a sibling more": (found, (*path, path[0])),
+            "of another source": (second.late[KEEP], tuple(second.above(KEEP))),
+            "of another step": (first.late[state.leaf], tuple(first.above(state.leaf))),
+            "siblings in another order": (right, path[::-1]),
+            "a sibling short": (right, path[:-1]),
+            "a sibling more": (right, (*path, path[0])),
         }
         for name, (tensor_id, siblings) in witnesses.items():
-            move = replace(right, witness=TensorWitness(tensor_id=tensor_id, siblings=siblings))
-            try:
-                after = rules.apply(state, move, state.earliest)
-                winner = None if after.verdict is None else after.verdict.winner.name.lower()
-            except IllegalMove:
-                winner = None
+            move = replace(proof, witness=TensorWitness(tensor_id=tensor_id, siblings=siblings))
+            verdict = None
+            with suppress(IllegalMove):
+                verdict = rules.apply(state, move, state.earliest).verdict
+            winner = None if verdict is None else verdict.winner.name.lower()
             place = {"name": name, "snapshot": hex_of(Snapshot.of(state).encode())}
             shown = {"tensorId": hex_of(tensor_id), "siblings": hex_of(b"".join(siblings)), "winner": winner}
             yield state, place | shown
