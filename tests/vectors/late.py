@@ -15,7 +15,7 @@ from tests.vectors.inputs import Stream
 from tests.vectors.instructions import hex_of
 from tests.vectors.snapshots import trees_of
 from tiebreak.protocol.commitments.log_tree import LogTree
-from tiebreak.protocol.errors import IllegalMove, ProgramError
+from tiebreak.protocol.errors import IllegalMove, VerificationError
 from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.moves import Prove, TensorWitness
 from tiebreak.protocol.game.snapshot import Snapshot
@@ -113,14 +113,14 @@ def _programs() -> Iterator[tuple[str, Program]]:
     yield "reduction dims", _program(replace(first, reduction=(2,)))
     yield "a constant's parameters", _program(replace(first, params=SourceConst(bits=0)))
     yield "no parameters", _program(replace(first, params=None))
+    yield "a function beyond", _program(replace(first, function=5))
 
 
-def _root(found: Program) -> str | None:
+def _root(encoded: bytes) -> str | None:
     try:
-        found.validate()
-    except ProgramError:
+        return hex_of(Program.decode(encoded).root)
+    except VerificationError:
         return None
-    return hex_of(found.root)
 
 
 def _refused() -> Iterator[tuple[str, bytes]]:
@@ -183,7 +183,8 @@ def late() -> Json:
     state, _ = proofs[0]
     return {
         "programs": [
-            {"name": name, "program": hex_of(found.encode()), "root": _root(found)} for name, found in _programs()
+            {"name": name, "program": hex_of(found.encode()), "root": _root(found.encode())}
+            for name, found in _programs()
         ],
         "program": hex_of(program().encode()),
         "precision": PRECISION,
