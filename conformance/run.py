@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conformance.vectors import log_of
+from conformance.plain_logs import read_logs
 from conformance.whole_steps import execute, new_state
-from tiebreak.protocol.codec import Reader
 from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
 from tiebreak.protocol.commitments.records import ZERO_DIGEST, StepRecord, data_tree, identify, run_tree, state_leaf
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.program.program import Program, half_and_half
-from tiebreak.protocol.program.rounding import StepLog, check_tolerances
+from tiebreak.protocol.program.rounding import StepLog
 from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import Tree
 
@@ -90,25 +89,13 @@ def _entry(entries: Tensors, name: str) -> bytes:
     return entries[name]
 
 
-def read_logs(path: Path, program: Program, steps: int) -> tuple[int, list[StepLog]]:
-    """The tolerances and the steps' logs of a plain log file (SPEC section 5.1). Raises `VerificationError`."""
-    reader, logs = Reader(path.read_bytes()), list[StepLog]()
-    tolerances = reader.unsigned(4)
-    check_tolerances(tolerances)
-    for step in range(1, steps + 1):
-        logs.append(log_of(Reader(reader.take(9 * reader.unsigned(4)))))
-        logs[-1].check(program, step)
-    reader.finish()
-    return tolerances, logs
-
-
 def opened(
     program: Path, state: Path, data: Path, steps: int, precision: int = 32, logs: Path | None = None
 ) -> ReferenceRun:
     """A run over files; the program may be compressed (`.xz`). Raises `VerificationError` for hostile ones."""
     raw = program.read_bytes()
     decoded = Program.decode(lzma.decompress(raw) if program.suffix == ".xz" else raw)
-    tolerances, found = (0, None) if logs is None else read_logs(logs, decoded, steps)
+    tolerances, found = (0, None) if logs is None else read_logs(logs.read_bytes(), decoded, steps)
     return ReferenceRun(
         program=decoded,
         state=tensors(state),

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from hashlib import sha256
 from typing import Any, Final
 
-import numpy as np
-
+from conformance.plain_logs import entries_of, read_logs
+from conformance.run import ReferenceRun, lines
 from tiebreak.protocol.codec import Reader
 from tiebreak.protocol.commitments import records
 from tiebreak.protocol.commitments.log_tree import LogTree, code_in, depth_of_value, logs_tree, word_leaf
-from tiebreak.protocol.errors import EncodingError
+from tiebreak.protocol.errors import EncodingError, VerificationError
 from tiebreak.protocol.numbers.float32 import SIGN, round_f32
 from tiebreak.protocol.numbers.philox import philox4x32, random_bits, shuffle
 from tiebreak.protocol.program import accumulator
@@ -29,7 +29,7 @@ from tiebreak.protocol.program.reference import (
     to_raw,
     unpack,
 )
-from tiebreak.protocol.program.rounding import Direction, Entries, Rounding, StepLog
+from tiebreak.protocol.program.rounding import Direction, Rounding, StepLog
 from tiebreak.protocol.tags import EMPTY, Digest
 from tiebreak.protocol.trees import Tree, fold, pad
 
@@ -108,7 +108,7 @@ def hardest(found: Json) -> Cases:
 def _refuses(read: Callable[[], object]) -> bool:
     try:
         read()
-    except EncodingError:
+    except VerificationError:
         return True
     return False
 
@@ -214,28 +214,11 @@ def trees(found: Json) -> Cases:
         yield case["leaf"], unhex(case["leaf"]), instruction_digest(unhex(case["instruction"]))
 
 
-def log_of(cases: Reader) -> StepLog:
-    """A step's log from ascending records of u32 value, u32 element and u8 code; the program is not asked.
-
-    Raises `EncodingError` for another order, or a code other than 1 and 2.
-    """
-    entries: dict[int, list[tuple[int, int]]] = {}
-    before = -1
-    while cases.remaining:
-        place, code = cases.unsigned(8), cases.unsigned(1)
-        if place <= before or code not in (Direction.DOWN, Direction.UP):
-            raise EncodingError(f"expected ascending places with codes 1 or 2, got {place:016x} with {code}")
-        before = place
-        entries.setdefault(place >> 32, []).append((place & 0xFFFFFFFF, code))
-    arrays = {value: np.array(pairs, dtype=np.int64) for value, pairs in entries.items()}
-    return StepLog({value: Entries(pairs[:, 0], pairs[:, 1] == Direction.UP) for value, pairs in arrays.items()})
-
-
 def logs(found: Json) -> Cases:
     program, step_logs = Program.decode(unhex(found["program"])), []
     yield "depth", found["depth"], program.half_depth
     for number, step in enumerate(found["steps"], 1):
-        log = log_of(fields(step, "entries"))
+        log = StepLog(entries_of(fields(step, "entries")))
         log.check(program, number)
         tree = LogTree(program, log)
         step_logs.append(tree.root)
@@ -255,6 +238,48 @@ def logs(found: Json) -> Cases:
     yield "codes", list(codes), [code_in(word, place) for place in range(len(codes))]
 
 
+def _root_or_none(encoded: bytes) -> str | None:
+    try:
+        return f"0x{Program.decode(encoded).root.hex()}"
+    except VerificationError:
+        return None
+
+
+def _winner(proof: Json, depth: int) -> str | None:
+    """Who wins by the proof of a source of late data in this snapshot (SPEC section 10.1); None if it is illegal."""
+    snapshot, found, siblings = unhex(proof["snapshot"]), unhex(proof["tensorId"]), _digests(proof["siblings"])
+    leaf, node, step_log = int.from_bytes(snapshot[40:44], "big"), snapshot[48:80], snapshot[112:144]
+    if len(siblings) != depth or fold(found, leaf, siblings) != step_log:
+        return None
+    return "defender" if found == node else "challenger"
+
+
+def late(found: Json) -> Cases:
+    for case in found["programs"]:
+        yield case["name"], case["root"], _root_or_none(unhex(case["program"]))
+    program, steps = Program.decode(unhex(found["program"])), len(found["stepLogs"])
+    tolerances, logs = read_logs(unhex(found["logs"]), program, steps)
+    state, data = ({name: unhex(text) for name, text in found[key].items()} for key in ("state", "data"))
+    run = ReferenceRun(
+        program=program, state=state, data=data, precision=found["precision"], tolerances=tolerances, logs=logs
+    )
+    printed = list(lines(run, steps, found["checkpointInterval"]))
+    for number, (expected, line) in enumerate(zip(found["lines"], printed, strict=True)):
+        yield f"line {number}", expected, line
+    yield "run root", found["runRoot"], printed[-1].replace("run ", "0x")
+    trees = [LogTree(program, log) for log in logs]
+    for number, (text, tree) in enumerate(zip(found["stepLogs"], trees, strict=True), 1):
+        yield f"step log {number}", unhex(text), tree.root
+    for opening in found["openings"]:
+        tree, value = trees[opening["step"] - 1], opening["value"]
+        yield f"step {opening['step']}, value {value}, id", unhex(opening["tensorId"]), tree.late[value]
+        yield f"step {opening['step']}, value {value}, siblings", _digests(opening["siblings"]), tree.above(value)
+    for case in found["refused"]:
+        yield case["name"], True, _refuses(lambda: read_logs(unhex(case["logs"]), program, steps))  # noqa: B023
+    for proof in found["game"]["proofs"]:
+        yield proof["name"], proof["winner"], _winner(proof, program.half_depth)
+
+
 CHECKS: Final[dict[str, Check]] = {
     "scalars": scalars,
     "transcendentals": transcendentals,
@@ -265,5 +290,6 @@ CHECKS: Final[dict[str, Check]] = {
     "philox": philox,
     "trees": trees,
     "logs": logs,
+    "late": late,
 }
 """The files that need no library but NumPy."""

@@ -102,24 +102,27 @@ uint8_t *execute(const Instruction *i, const Value *operands, uint64_t step, Rou
     return result;
 }
 
-/* The tensor's bytes, of its own, with the one NaN. */
+Bytes named_tensor(const Instruction *i, Bytes data) {
+    uint8_t *own = take(data.left, 1);
+    for (uint64_t at = 0; at < i->elements; at++) {
+        uint64_t word = load(&(Value){i->dtype, i->elements, data.at}, at);
+        if (i->dtype == BOOL && word > 1) refuse("expected a bool of 0 or 1, got %d", (int)word);
+        store(i->dtype, own, at, word);
+    }
+    return (Bytes){own, data.left};
+}
+
 static Bytes find(const Tensors *tensors, const Instruction *i) {
     for (size_t k = 0; k < tensors->count; k++) {
         if (!same(tensors->names[k], i->name)) continue;
         Bytes data = tensors->data[k];
         if (data.left != i->elements * SIZE_OF[i->dtype]) break;
-        uint8_t *own = take(data.left, 1);
-        for (uint64_t at = 0; at < i->elements; at++) {
-            uint64_t word = load(&(Value){i->dtype, i->elements, data.at}, at);
-            if (i->dtype == BOOL && word > 1) refuse("expected a bool of 0 or 1, got %d", (int)word);
-            store(i->dtype, own, at, word);
-        }
-        return (Bytes){own, data.left};
+        return named_tensor(i, data);
     }
     refuse("expected a tensor %.*s of %" PRIu64 " elements, got none", (int)i->name.left, (const char *)i->name.at, i->elements);
 }
 
-static Digest id_of(const Instruction *i, Bytes data) { return tensor_id(i->dtype, i->rank, i->dims, chunk_root(data)); }
+Digest id_of(const Instruction *i, Bytes data) { return tensor_id(i->dtype, i->rank, i->dims, chunk_root(data)); }
 
 static Digest entries_root(const char *tag, const Instruction *const *entries, const Bytes *data, uint32_t count) {
     size_t before = mark();
@@ -153,8 +156,8 @@ static Rounding rounding_of(const Instruction *i, Job job) {
     return (Rounding){.precision = job.precision, .tolerance = is_logged(i) ? job.tolerances >> 8 * kind & 255 : 0};
 }
 
-/* One step along the codes of its log; the state's bytes are replaced in place. Its record. */
-static Digest take_step(Run *r, uint64_t step, uint8_t *const *codes, Digest log) {
+/* One step along its log; the state's bytes are replaced in place. Its record. */
+static Digest take_step(Run *r, uint64_t step, Log log, Digest log_root) {
     const Program *p = r->program;
     size_t before = mark();
     for (uint32_t at = 0; at < p->body; at++) {
@@ -162,9 +165,10 @@ static Digest take_step(Run *r, uint64_t step, uint8_t *const *codes, Digest log
         Value operands[3];
         for (size_t k = 0; k < i->operands; k++) operands[k] = r->values[i->operand[k].value];
         bool named = i->opcode == SOURCE && i->function >= STATE;
-        const uint8_t *own = codes ? codes[at] : NULL;
-        const uint8_t *data = !named ? execute(i, operands, step, rounding_of(i, r->job), own)
-                                     : (i->function == STATE ? r->state : r->data)[i->slot].at;
+        const uint8_t *codes = log.codes ? log.codes[at] : NULL;
+        const Bytes *from[] = {[STATE] = r->state, [DATA] = r->data, [LATE] = log.late};
+        const uint8_t *data = named ? from[i->function][i->slot].at
+                                    : execute(i, operands, step, rounding_of(i, r->job), codes);
         r->values[at] = (Value){i->dtype, i->elements, data};
         r->ids[at] = id_of(i, (Bytes){data, i->elements * SIZE_OF[i->dtype]});
     }
@@ -175,7 +179,7 @@ static Digest take_step(Run *r, uint64_t step, uint8_t *const *codes, Digest log
     for (uint32_t k = 0; k < p->states; k++) memcpy((void *)(uintptr_t)r->state[k].at, next[k], r->state[k].left);
     Digest state = entries_root("tb.state", r->commits, r->state, p->states);
     Digest body = pad(tree(r->ids, p->body), depth_of(p->body), p->depth);
-    Digest values = node(body, pad(state, depth_of(p->states), p->depth)), made = record(step, state, loss, log);
+    Digest values = node(body, pad(state, depth_of(p->states), p->depth)), made = record(step, state, loss, log_root);
     release(before);
     if (r->job.quiet) return made;
     printf("step %" PRIu64 " loss %08x", step, loss);
@@ -189,8 +193,8 @@ static Digest take_step(Run *r, uint64_t step, uint8_t *const *codes, Digest log
 static Digest segment_log(const Program *p, Bytes logs, uint64_t steps) {
     size_t before = mark();
     Digest *leaves = take(steps, sizeof *leaves);
-    size_t codes = mark(); /* one step's at a time */
-    for (uint64_t k = 0; k < steps; k++, release(codes)) leaves[k] = step_log(p, read_log(p, &logs));
+    size_t one = mark(); /* step's log at a time */
+    for (uint64_t k = 0; k < steps; k++, release(one)) leaves[k] = step_log(p, read_log(p, &logs));
     Digest root = tree(leaves, steps);
     release(before);
     return root;
@@ -201,22 +205,23 @@ Digest run(const Program *p, const Tensors *state, const Tensors *data, Job job)
     u128 work = 0;
     for (uint32_t at = 0; at < p->body + p->states; at++) work += (u128)p->code[at].elements * p->code[at].terms;
     if (work > job.work / job.steps) refuse("expected at most %" PRIu64 " terms in all, got more", job.work);
-    Run r = {p, take(p->states, sizeof(void *)), take(p->states, sizeof(Bytes)), take(p->datas, sizeof(Bytes)),
+    if (p->late.count && !job.logs.at) refuse("expected logs with the late data of each step, got none");
+    Run r = {p, take(p->states, sizeof(void *)), take(p->states, sizeof(Bytes)), take(p->data.count, sizeof(Bytes)),
              take(p->body, sizeof(Value)), take(p->body, sizeof(Digest)), job};
     for (uint32_t k = 0; k < p->states; k++) r.commits[k] = &p->code[p->body + k], r.state[k] = find(state, r.commits[k]);
-    for (uint32_t k = 0; k < p->datas; k++) r.data[k] = find(data, p->data[k]);
+    for (uint32_t k = 0; k < p->data.count; k++) r.data[k] = find(data, p->data.at[k]);
     if (!job.quiet) {
         print_digest("program ", program_root(p), "\n");
         print_digest("state ", entries_root("tb.state", r.commits, r.state, p->states), "\n");
-        print_digest("data ", entries_root("tb.data.", p->data, r.data, p->datas), "\n");
+        print_digest("data ", entries_root("tb.data.", p->data.at, r.data, p->data.count), "\n");
     }
-    Digest *records = take(checkpoints, sizeof *records), log = {{0}};
+    Digest *records = take(checkpoints, sizeof *records), log_root = {{0}};
     for (uint64_t step = 1; step <= job.steps; step++) {
         uint64_t left = job.steps - step + 1, checkpoint = (step - 1) / job.interval;
         if (job.logs.at && (step - 1) % job.interval == 0)
-            log = segment_log(p, job.logs, left < job.interval ? left : job.interval);
+            log_root = segment_log(p, job.logs, left < job.interval ? left : job.interval);
         size_t before = mark();
-        records[checkpoint] = take_step(&r, step, job.logs.at ? read_log(p, &job.logs) : NULL, log);
+        records[checkpoint] = take_step(&r, step, job.logs.at ? read_log(p, &job.logs) : (Log){0}, log_root);
         release(before);
     }
     nothing_after(job.logs, "the logs of all steps");

@@ -27,20 +27,21 @@ Digest *word_leaves(const Instruction *i, const uint8_t *codes) {
     return leaves;
 }
 
-Digest *value_logs(const Program *p, uint8_t *const *codes) {
+Digest *value_logs(const Program *p, Log log) {
     Digest *roots = take(p->body, sizeof *roots);
     for (uint32_t at = 0; at < p->body; at++) {
         size_t before = mark();
         const Instruction *i = &p->code[at];
-        roots[at] = is_logged(i) ? tree(word_leaves(i, codes[at]), (i->elements + 127) / 128) : empty();
+        roots[at] = is_logged(i) ? tree(word_leaves(i, log.codes[at]), (i->elements + 127) / 128) : empty();
         release(before);
     }
+    for (uint32_t k = 0; k < p->late.count; k++) roots[p->late.at[k] - p->code] = id_of(p->late.at[k], log.late[k]);
     return roots;
 }
 
-Digest step_log(const Program *p, uint8_t *const *codes) {
+Digest step_log(const Program *p, Log log) {
     size_t before = mark();
-    Digest root = pad(tree(value_logs(p, codes), p->body), depth_of(p->body), p->depth);
+    Digest root = pad(tree(value_logs(p, log), p->body), depth_of(p->body), p->depth);
     release(before);
     return root;
 }
@@ -53,15 +54,19 @@ void read_tolerances(Job *job, Bytes file) {
     }
 }
 
-uint8_t **read_log(const Program *p, Bytes *in) {
-    uint8_t **codes = take(p->body, sizeof *codes);
+Log read_log(const Program *p, Bytes *in) {
+    Log log = {take(p->body, sizeof *log.codes), take(p->late.count, sizeof *log.late)};
     uint64_t next = 0, count = number(in, 4);
     for (; count; count--) {
         uint64_t place = number(in, 8), value = place >> 32, at = place & UINT32_MAX, code = number(in, 1);
         bool fits = value < p->body && is_logged(&p->code[value]) && at < p->code[value].elements;
         if (!fits || place < next || (code != 1 && code != 2)) refuse("expected codes of 1 or 2 of logged sums in order");
-        if (!codes[value]) codes[value] = take(p->code[value].elements, 1);
-        codes[value][at] = (uint8_t)code, next = place + 1;
+        if (!log.codes[value]) log.codes[value] = take(p->code[value].elements, 1);
+        log.codes[value][at] = (uint8_t)code, next = place + 1;
     }
-    return codes;
+    for (uint32_t k = 0; k < p->late.count; k++) {
+        const Instruction *i = p->late.at[k];
+        log.late[k] = named_tensor(i, cut(in, i->elements * SIZE_OF[i->dtype]));
+    }
+    return log;
 }

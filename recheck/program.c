@@ -71,7 +71,7 @@ static bool fits_table(const Instruction *i) {
     bool scalar = i->rank == 0;
     switch (i->opcode) {
     case SOURCE:
-        return n == 0 && (f == STATE || f == DATA || (scalar && f == STEP && i->dtype == I64) ||
+        return n == 0 && ((f >= STATE && f <= LATE) || (scalar && f == STEP && i->dtype == I64) ||
                           (scalar && f == CONST && is_word(i->dtype, i->bits)));
     case MAP: return n >= 1;
     case REDUCE: return f <= 3 && (n == 1 || (n == 2 && (f == 0 || f == 3)));
@@ -197,22 +197,32 @@ static bool ascending(Bytes a, Bytes b) {
     return a.left < b.left;
 }
 
+static Slots slots_of(const Program *p, uint8_t function) {
+    Slots found = {0, take(p->body, sizeof *found.at)};
+    for (uint32_t at = 0; at < p->body; at++) {
+        const Instruction *i = &p->code[at];
+        if (i->opcode != SOURCE || i->function != function) continue;
+        if (i->slot >= p->body || found.at[i->slot]) refuse("expected each slot of data once, got %u", i->slot);
+        found.at[i->slot] = i, found.count++;
+    }
+    for (uint32_t k = 0; k < found.count; k++) {
+        if (!found.at[k]) refuse("expected a source of data slot %u, got none", k);
+        bool in_order = !k || ascending(found.at[k - 1]->name, found.at[k]->name);
+        if (!in_order) refuse("expected names of data in order, got others at slot %u", k);
+    }
+    return found;
+}
+
 static void check_names(Program *p) {
     for (uint32_t k = 0; k < p->states; k++) {
         const Instruction *i = &p->code[p->body + k];
         if (i->slot != k || (k && !ascending(i[-1].name, i->name))) refuse("expected commits in order, got slot %u", i->slot);
     }
-    p->data = take(p->body, sizeof *p->data);
-    for (uint32_t at = 0; at < p->body; at++) {
-        const Instruction *i = &p->code[at];
-        if (i->opcode != SOURCE || i->function != DATA) continue;
-        if (i->slot >= p->body || p->data[i->slot]) refuse("expected each data slot once, got %u", i->slot);
-        p->data[i->slot] = i, p->datas++;
-    }
-    for (uint32_t k = 0; k < p->datas; k++) {
-        if (!p->data[k]) refuse("expected a source of data slot %u, got none", k);
-        bool in_order = !k || ascending(p->data[k - 1]->name, p->data[k]->name);
-        if (!in_order) refuse("expected names of data in order, got others at slot %u", k);
+    p->data = slots_of(p, DATA), p->late = slots_of(p, LATE);
+    for (uint32_t k = 0, l = 0; k < p->data.count && l < p->late.count;) { /* both are in order */
+        Bytes name = p->data.at[k]->name, late = p->late.at[l]->name;
+        if (same(name, late)) refuse("expected other names of late data than of data, got one of both at slot %u", l);
+        *(ascending(name, late) ? &k : &l) += 1;
     }
 }
 

@@ -137,7 +137,7 @@ int64_t shuffle(int64_t index, uint64_t seed, uint64_t epoch, uint64_t n, uint32
 /* Programs (SPEC section 4): decoding, every rule that is checked before one runs, and execution (sections 4 to 7). */
 
 enum { SOURCE = 1, MAP, REDUCE, GATHER, SCATTER, WINDOW, IOTA, RANDOM, SHUFFLE, COMMIT };
-enum { CONST, STEP, STATE, DATA };
+enum { CONST, STEP, STATE, DATA, LATE };
 
 typedef struct {
     uint32_t value;
@@ -158,11 +158,17 @@ typedef struct {
     uint64_t every[MAX_RANK];                     /* and its steps */
 } Instruction;
 
+/* The sources of data or of late data, by slot. */
 typedef struct {
-    uint32_t body, states, datas;
+    uint32_t count;
+    const Instruction **at;
+} Slots;
+
+typedef struct {
+    uint32_t body, states;
     unsigned depth; /* D of section 4 */
     Instruction *code;
-    const Instruction **data; /* by data slot, the source that names it */
+    Slots data, late;
 } Program;
 
 /* A tensor that a program can read: elements little-endian, as committed. */
@@ -188,15 +194,24 @@ uint64_t element(const Instruction *i, const Value *operands, uint64_t position,
 /* The whole result; `codes`, if there are any, are those of the step's log, one byte an element. */
 uint8_t *execute(const Instruction *i, const Value *operands, uint64_t step, Rounding rounding, const uint8_t *codes);
 
-/* Rounding logs (section 5.1): the codes of a step by body instruction, NULL where it logs nothing. */
+/* Tensors of a step that the program names: their bytes, of their own and with the one NaN, and the ids. */
+Bytes named_tensor(const Instruction *i, Bytes data);
+Digest id_of(const Instruction *i, Bytes data);
+
+/* The log of a step (sections 5.1 and 5.2): the codes by body instruction, NULL where it logs nothing; late data by slot. */
+typedef struct {
+    uint8_t **codes;
+    Bytes *late;
+} Log;
+
 void log_word(const uint8_t *codes, uint64_t elements, uint64_t chunk, uint8_t word[32]);
 Digest word_leaf(const uint8_t word[32]);
 /* The leaves of the log words of one logged sum; the leaves of the log tree; and its root, the step log. */
 Digest *word_leaves(const Instruction *i, const uint8_t *codes);
-Digest *value_logs(const Program *p, uint8_t *const *codes);
-Digest step_log(const Program *p, uint8_t *const *codes);
-/* The codes of the next step of a plain log file (section 5.1). */
-uint8_t **read_log(const Program *p, Bytes *in);
+Digest *value_logs(const Program *p, Log log);
+Digest step_log(const Program *p, Log log);
+/* The log of the next step of a plain log file (section 5.1). */
+Log read_log(const Program *p, Bytes *in);
 
 /* Tensors by name, as in a safetensors file. */
 typedef struct {

@@ -9,6 +9,7 @@ import json
 import lzma
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from unittest.mock import patch
@@ -16,6 +17,7 @@ from unittest.mock import patch
 import torch
 import transformers
 from safetensors.torch import save_file
+from torch import Tensor
 
 from tests.engine.logged_cases import TOLERANCE, WIDE, Flipping
 from tests.golden.bundle import FOLDER, INTERVAL, NAMES, STEPS
@@ -24,6 +26,7 @@ from tests.golden.signatures import signatures, signatures_data, signatures_stat
 from tests.golden.tasks import make_task
 from tests.golden.train import Inputs, make_run
 from tests.protocol import programs as by_hand
+from tests.vectors import late
 from tiebreak.api.corpus.programs import DATA, EXPECTED, LOGS, PROGRAM, STATE, ExpectedRun
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.plan.ziv import Logging
@@ -33,7 +36,7 @@ from tiebreak.engine.logged import journal
 from tiebreak.engine.logged.encoding import encode_sparse
 from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.interpreter import Interpreter, State
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.records import data_tree, state_tree
 from tiebreak.protocol.program.rounding import SumKind, pack_tolerances
@@ -41,6 +44,7 @@ from tiebreak.protocol.program.rounding import SumKind, pack_tolerances
 BY_HAND = {
     "every": (by_hand.every_kind, by_hand.initial_state, by_hand.job_data),
     "signatures": (signatures, signatures_state, signatures_data),
+    "late": (late.program, lambda: late.setting().start, lambda: late.setting().data),
 }
 ALL = (*NAMES, *BY_HAND, *RECIPES)
 
@@ -53,13 +57,21 @@ class Made:
     precision: int = 32
     tolerances: dict[SumKind, int] = field(default_factory=dict)
 
+    def supply(self, step: int, state: State) -> Mapping[str, Tensor]:
+        """Late data, of which the first index depends on the weights of the moment."""
+        spec = self.inputs.program.late_spec()
+        found = {name: from_bytes(late.drawn(step)[name], *kind) for name, kind in spec.items()}
+        if found:
+            found["ids"][0] = state["w"].argmax()
+        return found
+
 
 def made(name: str) -> Made:
     if name in BY_HAND:
         program, state, data = (part() for part in BY_HAND[name])
         specs = ((program.state_spec(), state), (program.data_spec(), data))
         tensors = ({n: from_bytes(held[n], *kind) for n, kind in spec.items()} for spec, held in specs)
-        return Made(Inputs(program, *tensors))
+        return Made(Inputs(program, *tensors), tolerances=dict.fromkeys(SumKind, TOLERANCE) if name == "late" else {})
     recipe = RECIPES[name]() if name in RECIPES else None
     captured = capture_task(make_task(name) if recipe is None else task_of(name, recipe))
     inputs = Inputs(captured.program, captured.state, captured.data)
@@ -68,14 +80,15 @@ def made(name: str) -> Made:
     return Made(inputs, recipe.precision, dict.fromkeys(SumKind, TOLERANCE) if recipe.logged else {})
 
 
-def train(run: RunDirectory, tolerances: dict[SumKind, int]) -> bytes:
+def train(run: RunDirectory, found: Made) -> bytes:
     """Trains a run. Under policy `logged` each sum near a tie is rounded the other way, so that the logs decide."""
-    precision = run.job.precision
+    precision, tolerances = run.job.precision, found.tolerances
     threshold = WIDE * 2 ** (32 - precision)
     logging = Logging(thresholds=dict.fromkeys(SumKind, threshold), tolerances=tolerances) if tolerances else None
     interpreter = Interpreter(run.program, Arithmetic(precision=precision, logging=logging))
     with patch.object(journal, "Recorder", Flipping), patch.object(Flipping, "precision", precision):
-        return Worker(run, interpreter, stop_if_not_finite=False, logs=journal.LogsInProgress.of(run)).work()
+        logs = journal.LogsInProgress.of(run, supply=found.supply)
+        return Worker(run, interpreter, stop_if_not_finite=False, logs=logs).work()
 
 
 def first_record(found: Made, run: RunDirectory) -> tuple[int, str, int]:
@@ -83,7 +96,7 @@ def first_record(found: Made, run: RunDirectory) -> tuple[int, str, int]:
     with tempfile.TemporaryDirectory() as scratch:
         terms = {"precision": found.precision, "tolerances": run.job.tolerances}
         one = make_run(Path(scratch) / "one", found.inputs, steps=1, checkpoint_interval=1, **terms)
-        train(one, found.tolerances)
+        train(one, found)
         record = one.record_at(0)
     return 1, record.state_root.hex(), record.loss_bits
 
@@ -109,7 +122,7 @@ def make(name: str) -> ExpectedRun:
     inputs, tolerances = found.inputs, pack_tolerances(found.tolerances)
     with tempfile.TemporaryDirectory() as scratch:
         run = make_run(Path(scratch) / name, inputs, precision=found.precision, tolerances=tolerances)
-        root = train(run, found.tolerances)
+        root = train(run, found)
         records = ((r.step, r.state_root.hex(), r.loss_bits) for r in run.records())
         expected = ExpectedRun(
             torch=torch.__version__, transformers=transformers.__version__, steps=STEPS, checkpoint_interval=INTERVAL,

@@ -1,6 +1,7 @@
 """Runs of policy `logged` on `programs.every_kind`: random logs, of which the tolerance lets many count, and cheats."""
 
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from random import Random
@@ -36,6 +37,18 @@ def entries(directions: dict[int, Direction]) -> Entries:
     elements, codes = zip(*sorted(directions.items()), strict=True)
     up = [code == Direction.UP for code in codes]
     return Entries(np.array(elements, dtype=np.int64), np.array(up, dtype=np.bool_))
+
+
+def plain_step(entries: Sequence[tuple[int, int, int]], late: bytes = b"") -> bytes:
+    """A step's (value, element, code) in the form for tools (SPEC section 5.1), and behind them its late data."""
+    return struct.pack(">I", len(entries)) + b"".join(struct.pack(">IIB", *entry) for entry in entries) + late
+
+
+def plain(tolerances: int, logs: Sequence[StepLog]) -> bytes:
+    """A file of logs in the form for tools."""
+    found = ([(n, *entry) for n, held in log.entries.items() for entry in held.directions()] for log in logs)
+    steps = (plain_step(step, b"".join(log.late.values())) for step, log in zip(found, logs, strict=True))
+    return struct.pack(">I", tolerances) + b"".join(steps)
 
 
 def random_log(random: Random, share: float) -> StepLog:

@@ -1,5 +1,8 @@
 """A tiny program with every kind of instruction, and its data, for tests of the referee and of the game."""
 
+from collections.abc import Collection
+from dataclasses import replace
+
 from tests.protocol.instructions import (
     BOOL,
     F32,
@@ -20,7 +23,7 @@ from tests.protocol.instructions import (
     windowed,
 )
 from tests.protocol.oracles import Stream
-from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, ReduceFunction, SourceKind
+from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, ReduceFunction, Slot, SourceKind
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.reference import pack
 
@@ -96,6 +99,21 @@ def every_kind() -> Program:
     program = Program(tuple(b.instructions), commits)
     program.validate()
     return program
+
+
+def reads_late(program: Program, names: Collection[str]) -> Program:
+    """The program with the data of these names late."""
+    late = {name: name in names for name in program.data_spec()}
+    slots = {name: list(late.values())[:k].count(late[name]) for k, name in enumerate(late)}
+
+    def moved(i: Instruction) -> Instruction:
+        if i not in program.data_slots or not isinstance(i.params, Slot):
+            return i
+        name = i.params.name
+        kind = SourceKind.LATE if late[name] else SourceKind.DATA
+        return replace(i, function=kind, params=Slot(slot=slots[name], name=name))
+
+    return Program(tuple(map(moved, program.body)), program.commits)
 
 
 def initial_state() -> dict[str, bytes]:

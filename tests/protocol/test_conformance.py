@@ -28,6 +28,7 @@ RESULTS: dict[str, tuple[str | int, ...]] = {
     "philox": ("shuffle",),
     "trees": ("records", 1, "digest"),
     "logs": ("logRoot",),
+    "late": ("runRoot",),
     "seats": ("cases", 0, "seed"),
     "receipts": ("cases", 2, "signature"),
     "snapshots": ("cases", 4, "id"),

@@ -10,18 +10,22 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 
 from conformance.run import lines, opened
 from tests.golden.bundle import FOLDER, TINY, load
+from tests.protocol.logged import entries, plain, plain_step
+from tests.protocol.programs import reads_late
+from tests.vectors import late
 from tiebreak.api.corpus import programs
 from tiebreak.engine.logged.encoding import decode_sparse
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.program.program import Program, ProgramLimits
-from tiebreak.protocol.program.rounding import sum_kind
+from tiebreak.protocol.program.rounding import Direction, StepLog, sum_kind
 
 ROOT = Path(__file__).resolve().parents[2]
 MUTANTS = 300
@@ -73,14 +77,16 @@ def test_c_recheck_agrees_with_all_test_vectors(build: Path) -> None:
     snapshots = json.loads((ROOT / "tests/vectors/snapshots.json").read_text())
     changes = [len(bytes.fromhex(game["changes"][2:])) // 12 + len(game["states"]) for game in snapshots["entered"]]
     assert found["entered snapshots"] == len(snapshots["refused"]) + sum(changes)
+    late = json.loads((ROOT / "tests/vectors/late.json").read_text())
+    cases = (late["programs"], late["openings"], late["refused"], late["game"]["proofs"])
+    assert found["late"] == sum(map(len, cases)) > 50
     others = {"hardest", "accumulators", "refused accumulators", "philox", "trees", "logs", "blobs"}
     assert all(found[name] > 0 for name in others)
 
 
 def _plain_logs(tolerances: int, steps: Sequence[Sequence[tuple[int, int, int]]]) -> bytes:
-    """A plain log file of (value, element, code) in each step."""
-    logs = (struct.pack(">I", len(log)) + b"".join(struct.pack(">IIB", *entry) for entry in log) for log in steps)
-    return struct.pack(">I", tolerances) + b"".join(logs)
+    """A plain log file of (value, element, code) in each step, whether or not they can be entries."""
+    return struct.pack(">I", tolerances) + b"".join(map(plain_step, steps))
 
 
 @pytest.mark.parametrize("name", programs.names())
@@ -91,9 +97,8 @@ def test_c_recheck_reproduces_the_corpus_roots(name: str, build: Path) -> None:
     terms: list[object] = [expected.steps, expected.checkpoint_interval, expected.precision]
     if expected.tolerances:
         logs = [decode_sparse(log, bundle.program, step) for step, log in enumerate(bundle.logs(), 1)]
-        entries = [[(n, *entry) for n, found in log.entries.items() for entry in found.directions()] for log in logs]
         terms.append(build / f"{name}.logs")
-        (build / f"{name}.logs").write_bytes(_plain_logs(expected.tolerances, entries))
+        (build / f"{name}.logs").write_bytes(plain(expected.tolerances, logs))
     roots, steps = _roots(_run(build / "recheck", "run", *_inputs(name, build), *terms))
     assert roots == {
         "program": expected.program_root,
@@ -223,6 +228,7 @@ def _root_or_none(encoded: bytes) -> str | None:
 def test_c_recheck_and_python_accept_the_same_programs(build: Path) -> None:
     draw = random.Random(42)
     sources = [_inputs(name, build)[0].read_bytes() for name in ("mlp", "mixed", "resnet")]
+    sources += [late.program().encode(), _reads_late(draw, load("mlp").program).encode()]
     mutants = [_mutant(draw, draw.choice(sources)) for _ in range(MUTANTS)]
     paths = [build / f"mutant-{number}" for number in range(MUTANTS)]
     for path, mutant in zip(paths, mutants, strict=True):
@@ -253,11 +259,62 @@ def test_c_recheck_and_python_compute_the_same_steps(precision: int, build: Path
         ran += 1
 
 
+def _reads_late(draw: random.Random, program: Program) -> Program:
+    """The program with some of its data late."""
+    names = list(program.data_spec())
+    return reads_late(program, draw.sample(names, draw.randrange(1, len(names) + 1)))
+
+
+def _written(path: Path, tensors: Mapping[str, bytes]) -> Path:
+    """A safetensors file, as far as either implementation reads it."""
+    ends = list(accumulate(map(len, tensors.values()), initial=0))
+    header = {name: {"data_offsets": ends[k : k + 2]} for k, name in enumerate(tensors)}
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(tensors.values()))
+    return path
+
+
+@pytest.mark.parametrize("name", ["mlp", "every"])
+def test_c_recheck_and_python_agree_on_programs_with_late_data(name: str, build: Path) -> None:
+    """Programs and their mutants with some data late, along drawn logs."""
+    draw, bundle, data, ran = random.Random(name), load(name), load(name).data(), 0
+    _, state, _ = _inputs(name, build)
+    while ran < 6:
+        encoded = _reads_late(draw, bundle.program).encode()
+        mutant = _mutant(draw, encoded) if ran % 2 else encoded
+        if _root_or_none(mutant) is None:
+            continue
+        program, precision, steps = Program.decode(mutant, RANGES), draw.choice((16, 32)), 2
+        known = bundle.program.data_spec()
+        specs = (program.data_spec(), program.late_spec())
+        if not specs[1] or any(known.get(name) != kind for spec in specs for name, kind in spec.items()):
+            continue
+        sums = [(n, i.numel) for n, i in enumerate(program.body) if sum_kind(i) is not None]
+        logs = [
+            StepLog(
+                {n: entries({draw.randrange(numel): Direction.UP}) for n, numel in sums if draw.randrange(2)},
+                {name: draw.choice((data[name], draw.randbytes(len(data[name])))) for name in specs[1]},
+            )
+            for _ in range(steps)
+        ]
+        paths = [build / f"late.{end}" for end in ("tbp", "logs")]
+        for path, content in zip(paths, (mutant, plain(draw.choice((0, 0x020202)), logs)), strict=True):
+            path.write_bytes(content)
+        files = (paths[0], state, _written(build / "late.data", {name: data[name] for name in specs[0]}))
+        expected = list(lines(opened(*files, steps, precision, paths[1]), steps, 1))
+        assert _run(build / "recheck", "run", *files, steps, 1, precision, paths[1]).splitlines() == expected
+        ran += 1
+    for command in ([build / "recheck"], [sys.executable, "-m", "conformance"]):
+        without = [str(part) for part in (*command, "run", *files, steps, 1, precision)]
+        assert subprocess.run(without, cwd=ROOT, capture_output=True, check=False).returncode == 2
+
+
 def test_c_recheck_survives_hostile_bytes(build: Path) -> None:
     """Mutated bytes are refused or taken; nothing is read or written outside its object."""
-    vectors = [ROOT / f"tests/vectors/{name}.json" for name in ("posts", "snapshots")]
+    vectors = [ROOT / f"tests/vectors/{name}.json" for name in ("posts", "snapshots", "late")]
     lines = _run(build / "fuzz", 6, 1, *_inputs("mlp", build), *vectors).splitlines()
-    assert [line.split(":")[0] for line in lines] == ["programs", "states", "data", "logs", "posts", "snapshots"]
+    names = ["programs", "states", "data", "logs", "posts", "snapshots", "late data"]
+    assert [line.split(":")[0] for line in lines] == names
     for line in lines:
         tried, taken = (int(part.split()[0]) for part in line.split(": ")[1].split(", "))
         assert tried > taken > 0, line

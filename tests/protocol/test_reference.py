@@ -257,7 +257,8 @@ def test_iota_random_shuffle_and_scalar_sources_match_their_definitions() -> Non
 
 
 def test_whole_tensors_are_not_computed_by_element() -> None:
-    for opcode, function in ((Opcode.SOURCE, SourceKind.STATE), (Opcode.SOURCE, SourceKind.DATA), (Opcode.COMMIT, 0)):
+    sources = [(Opcode.SOURCE, kind) for kind in (SourceKind.STATE, SourceKind.DATA, SourceKind.LATE)]
+    for opcode, function in (*sources, (Opcode.COMMIT, 0)):
         i = Instruction(opcode=opcode, function=function, dtype=F32, params=Slot(slot=0, name="w"))
         with pytest.raises(ValueError, match="not computed element by element"):
             element(i, 0, reader(), ())

@@ -7,13 +7,18 @@ from typing import Any
 
 import pytest
 
+from conformance.run import ReferenceRun, lines
+from conformance.whole_steps import execute
+from tests.protocol import programs
 from tests.protocol.instructions import committed, const, source
 from tests.vectors import generate as vectors
+from tests.vectors import late
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.numbers.float32 import INF, NAN_BITS
 from tiebreak.protocol.program.accumulator import Kind, decode
 from tiebreak.protocol.program.isa import MAP_SIGNATURES, DType, Opcode, ReduceFunction, ScatterFunction, SourceKind
 from tiebreak.protocol.program.program import Program, decode_instruction
+from tiebreak.protocol.program.rounding import StepLog
 
 DIRECTORY = Path(__file__).resolve().parent.parent / "vectors"
 SEARCHED = "hardest.json"
@@ -35,7 +40,7 @@ def test_checked_in_files_are_generated() -> None:
     assert vectors.main([str(DIRECTORY), "--check"]) == 0
     files = [path for path in DIRECTORY.iterdir() if path.is_file() and path.suffix != ".py"]
     assert {path.name for path in files} == {*vectors.FILES, SEARCHED, "README.md"}
-    assert sum(path.stat().st_size for path in files) < 2_190_000
+    assert sum(path.stat().st_size for path in files) < 2_260_000
 
 
 def records(group: dict[str, Any]) -> list[tuple[int, ...]]:
@@ -91,6 +96,34 @@ def test_instruction_vectors_form_valid_programs(cases: Callable[[], None]) -> N
     assert {opcode for opcode, _ in seen} == set(Opcode) - {Opcode.COMMIT}
     assert {f for opcode, f in seen if opcode == Opcode.REDUCE} == set(ReduceFunction)
     assert {f for opcode, f in seen if opcode == Opcode.SCATTER_SUM} == set(ScatterFunction)
+
+
+def test_late_data_vectors_give_every_answer(cases: Callable[[int], None]) -> None:
+    """Programs are taken and refused, proofs win for each side and are illegal, and the codes of the run count."""
+    found = load("late.json")
+    taken = [case["name"] for case in found["programs"] if case["root"]]
+    assert (len(taken), taken[-1]) == (4, "a name of the state")
+    assert len(found["programs"]) > 3 * len(taken)
+    winners = {(proof["name"], proof["winner"]) for proof in found["game"]["proofs"]}
+    won = {("right", "challenger"), ("right", "defender"), ("the defender's own", "defender")}
+    assert {(name, winner) for name, winner in winners if winner} == won
+    assert {name for name, winner in winners if winner is None} == {name for name, _ in winners} - {"right"}
+    start, data = late.setting().start, late.setting().data
+    nearest = ReferenceRun(program=late.program(), state=start, data=data, precision=late.PRECISION, logs=late.logs())
+    assert found["lines"][4] != list(lines(nearest, late.STEPS, late.INTERVAL))[4]
+    for kind in ("programs", "openings", "refused"):
+        cases(len(found[kind]))
+
+
+def test_late_data_of_the_same_tensors_compute_what_data_do() -> None:
+    program, late_too = programs.every_kind(), programs.reads_late(programs.every_kind(), {"ids"})
+    state, data = programs.initial_state(), programs.job_data()
+    log = StepLog(late={"ids": data["ids"]})
+    log.check(late_too, 1)
+    assert execute(late_too, state, {"seed": data["seed"]}, 1, log=log) == execute(program, state, data, 1)
+    for absent in (None, StepLog()):
+        with pytest.raises(EncodingError, match="expected an entry named ids"):
+            execute(late_too, state, data, 1, log=absent)
 
 
 def test_vectors_of_invalid_accumulators_are_refused(cases: Callable[[], None]) -> None:

@@ -1,5 +1,5 @@
-/* Runs recheck on mutated bytes for some seconds: `fuzz SECONDS SEED PROGRAM STATE DATA POSTS SNAPSHOTS`. Built with
-   sanitizers, it ends at the first access outside an object and at the first undefined operation. */
+/* Runs recheck on mutated bytes for some seconds: `fuzz SECONDS SEED PROGRAM STATE DATA POSTS SNAPSHOTS LATE`. Built
+   with sanitizers, it ends at the first access outside an object and at the first undefined operation. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,7 +47,7 @@ static Bytes mutated(Bytes in) {
     return (Bytes){exact, out.left};
 }
 
-enum { PROGRAM, INITIAL, EXAMPLES, LOGS, POSTED, PLACES, TARGETS };
+enum { PROGRAM, INITIAL, EXAMPLES, LOGS, POSTED, PLACES, LATE_RUN, TARGETS };
 
 static const Json *drawn(const Json *all, const char *key) {
     const Json *first = member(all, key)->first, *at = first;
@@ -81,6 +81,18 @@ static void run_two_steps(const Bytes *files, int which) {
     run(&program, &initial, &data, job);
 }
 
+/* The run of the vectors of late data, with another program or other logs. */
+static void run_late(const Json *late) {
+    Bytes program = bytes_of(member(late, "program")), logs = bytes_of(member(late, "logs"));
+    if (draw(2)) program = mutated(program);
+    else logs = mutated(logs);
+    Program p = decode_program(program);
+    Tensors initial = tensors_in(member(late, "state")), data = tensors_in(member(late, "data"));
+    Job job = {.steps = 3, .interval = 2, .work = 1 << 16, .precision = 32, .quiet = true};
+    read_tolerances(&job, logs);
+    run(&p, &initial, &data, job);
+}
+
 /* A post, and for some of those that are taken a key that could have signed its content. */
 static void read_post(const Json *posts) {
     Post post = post_at(mutated(bytes_of(member(drawn(posts, "cases"), "wire"))), domain_of(draw(9), (Bytes){0}));
@@ -95,7 +107,7 @@ static void read_snapshot(const Json *snapshots) {
 }
 
 /* Whether mutated bytes were taken for what they should be; all memory is freed. */
-static bool try(int which, const Bytes *files, const Json *posts, const Json *snapshots) {
+static bool try(int which, const Bytes *files, const Json *posts, const Json *snapshots, const Json *late) {
     jmp_buf refused;
     size_t before = mark();
     on_refusal = &refused;
@@ -106,6 +118,7 @@ static bool try(int which, const Bytes *files, const Json *posts, const Json *sn
     }
     if (which == POSTED) read_post(posts);
     else if (which == PLACES) read_snapshot(snapshots);
+    else if (which == LATE_RUN) run_late(late);
     else run_two_steps(files, which);
     on_refusal = NULL;
     release(before);
@@ -113,18 +126,18 @@ static bool try(int which, const Bytes *files, const Json *posts, const Json *sn
 }
 
 int main(int count, char **arguments) {
-    if (count != 8) return fputs("fuzz SECONDS SEED PROGRAM STATE DATA POSTS SNAPSHOTS\n", stderr), 1;
-    Bytes files[5];
-    for (int k = 0; k < 5; k++) files[k] = read_file(arguments[3 + k]);
-    const Json *posts = parse_json(files[3]), *snapshots = parse_json(files[4]);
+    if (count != 9) return fputs("fuzz SECONDS SEED PROGRAM STATE DATA POSTS SNAPSHOTS LATE\n", stderr), 1;
+    Bytes files[6];
+    for (int k = 0; k < 6; k++) files[k] = read_file(arguments[3 + k]);
+    const Json *posts = parse_json(files[3]), *snapshots = parse_json(files[4]), *late = parse_json(files[5]);
     time_t end = time(NULL) + atoi(arguments[1]);
     state = strtoull(arguments[2], NULL, 10);
-    static const int SHARES[] = {PROGRAM, PROGRAM, PROGRAM, PROGRAM, INITIAL, EXAMPLES, LOGS, POSTED, POSTED, PLACES};
-    static const char *const NAMES[] = {"programs", "states", "data", "logs", "posts", "snapshots"};
+    static const int SHARES[] = {PROGRAM, PROGRAM, PROGRAM, PROGRAM, INITIAL, EXAMPLES, LOGS, POSTED, POSTED, PLACES, LATE_RUN};
+    static const char *const NAMES[] = {"programs", "states", "data", "logs", "posts", "snapshots", "late data"};
     uint64_t tried[TARGETS] = {0}, taken[TARGETS] = {0};
     for (bool each = false; time(NULL) < end || (!each && time(NULL) < end + 100);) { /* until each kind had both ends */
-        int which = SHARES[draw(10)];
-        tried[which]++, taken[which] += try(which, files, posts, snapshots);
+        int which = SHARES[draw(11)];
+        tried[which]++, taken[which] += try(which, files, posts, snapshots, late);
         each = true;
         for (int k = 0; k < TARGETS; k++) each &= taken[k] > 0 && taken[k] < tried[k];
     }

@@ -5,13 +5,16 @@
 
 /* What `recheck` itself has no use for, and only the vectors need. */
 
-/* Rounding logs (section 5.1): a code of a word, and the siblings of a word of a logged sum, up to the step log. */
+/* Logs (section 5.1): a code of a word, and the siblings of a value and of a word of a logged sum, up to the step log. */
 uint8_t code_in(const uint8_t word[32], size_t element);
-void log_path(const Program *p, uint8_t *const *codes, uint32_t value, uint64_t chunk, Digest *path);
+void value_path(const Program *p, Log log, uint32_t value, Digest *path);
+void log_path(const Program *p, Log log, uint32_t value, uint64_t chunk, Digest *path);
 
 /* The bytes of a string of hexadecimal digits after 0x, and what stands in bytes. */
 Bytes bytes_of(const Json *from);
 Digest digest_at(const uint8_t *bytes);
+/* Tensors that are the members of an object. */
+Tensors tensors_in(const Json *object);
 Wide wide_at(Bytes big_endian);
 void put_wide(Buffer *out, Wide value, size_t bytes);
 void put_accumulator(Buffer *out, const Accumulator *held);

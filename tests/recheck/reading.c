@@ -7,16 +7,23 @@ uint8_t code_in(const uint8_t word[32], size_t element) {
     return code == 3 ? 0 : code;
 }
 
-void log_path(const Program *p, uint8_t *const *codes, uint32_t value, uint64_t chunk, Digest *path) {
+void value_path(const Program *p, Log log, uint32_t value, Digest *path) {
+    size_t before = mark();
+    Digest beside[65], blank = empty();
+    siblings(value_logs(p, log), p->body, value, beside);
+    for (unsigned level = 0; level < p->depth; level++, blank = node(blank, blank))
+        path[level] = level < depth_of(p->body) ? beside[level] : blank;
+    release(before);
+}
+
+void log_path(const Program *p, Log log, uint32_t value, uint64_t chunk, Digest *path) {
     size_t before = mark();
     const Instruction *i = &p->code[value];
     uint64_t chunks = (i->elements + 127) / 128;
-    Digest beside[65], blank = empty();
-    siblings(word_leaves(i, codes[value]), chunks, chunk, beside);
+    Digest beside[65];
+    siblings(word_leaves(i, log.codes[value]), chunks, chunk, beside);
     memcpy(path, beside, depth_of(chunks) * sizeof *path);
-    siblings(value_logs(p, codes), p->body, value, beside);
-    for (unsigned level = 0; level < p->depth; level++, blank = node(blank, blank))
-        path[depth_of(chunks) + level] = level < depth_of(p->body) ? beside[level] : blank;
+    value_path(p, log, value, path + depth_of(chunks));
     release(before);
 }
 
@@ -30,6 +37,15 @@ Digest digest_at(const uint8_t *bytes) {
     Digest digest;
     memcpy(digest.b, bytes, 32);
     return digest;
+}
+
+Tensors tensors_in(const Json *object) {
+    Tensors out = {0};
+    for (const Json *at = object->first; at; at = at->next) out.count++;
+    out.names = take(out.count, sizeof *out.names), out.data = take(out.count, sizeof *out.data);
+    size_t k = 0;
+    for (const Json *at = object->first; at; at = at->next, k++) out.names[k] = at->key, out.data[k] = bytes_of(at);
+    return out;
 }
 
 Wide wide_at(Bytes in) {

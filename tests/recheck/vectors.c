@@ -180,24 +180,36 @@ static uint64_t accumulators(void) {
     return done;
 }
 
-/* Whether bytes are refused as an accumulator, in a work of their own. */
-static bool refuses(int kind, Bytes in) {
+/* Whether reading something is refused, in a work of its own. */
+static bool refuses(void (*read)(const void *given), const void *given) {
     jmp_buf place, *outer = on_refusal;
     on_refusal = &place;
     if (setjmp(place)) {
         on_refusal = outer;
         return true;
     }
-    accumulator_at(kind, in);
+    read(given);
     on_refusal = outer;
     return false;
+}
+
+typedef struct {
+    int kind;
+    Bytes in;
+} Encoded;
+
+static void read_accumulator(const void *given) {
+    const Encoded *encoded = given;
+    accumulator_at(encoded->kind, encoded->in);
 }
 
 static uint64_t refused_accumulators(void) {
     const Json *all = file("accumulators"), *kind = items(all, "refusedKinds");
     uint64_t done = 0;
-    for (const Json *at = items(all, "refused"); at; at = at->next, kind = kind->next, done++)
-        if (!refuses(kind_named(kind->text), bytes_of(at))) refuse("expected accumulator %" PRIu64 " to be refused", done);
+    for (const Json *at = items(all, "refused"); at; at = at->next, kind = kind->next, done++) {
+        Encoded encoded = {kind_named(kind->text), bytes_of(at)};
+        if (!refuses(read_accumulator, &encoded)) refuse("expected accumulator %" PRIu64 " to be refused", done);
+    }
     return done;
 }
 
@@ -329,19 +341,19 @@ static uint64_t one_step_log(const Program *p, const Json *step, uint64_t at) {
     Buffer counted = buffer("");
     put_number(&counted, entries.left / 9, 4), put(&counted, entries.at, entries.left);
     Bytes in = written(&counted);
-    uint8_t **codes = read_log(p, &in);
+    Log log = read_log(p, &in);
     uint64_t done = 0;
     nothing_after(in, "a log");
-    expect_digest(step_log(p, codes), step, "stepLog", "step log", at);
+    expect_digest(step_log(p, log), step, "stepLog", "step log", at);
     for (const Json *opening = items(step, "openings"); opening; opening = opening->next, done++) {
         uint64_t value = count_of(opening, "value"), chunk = count_of(opening, "chunk");
         uint8_t word[32];
         Digest path[128];
         Bytes expected = bytes_of(member(opening, "siblings"));
-        log_word(codes[value], p->code[value].elements, chunk, word);
+        log_word(log.codes[value], p->code[value].elements, chunk, word);
         expect_same((Bytes){word, 32}, bytes_of(member(opening, "word")), "log word", at);
         expect_digest(word_leaf(word), opening, "leaf", "log leaf", at);
-        log_path(p, codes, (uint32_t)value, chunk, path);
+        log_path(p, log, (uint32_t)value, chunk, path);
         expect_same((Bytes){(const uint8_t *)path, expected.left}, expected, "log siblings", at);
         Digest folded = fold(word_leaf(word), count_of(opening, "position"), path, expected.left / 32);
         expect_digest(folded, step, "stepLog", "fold of a log word", at);
@@ -465,6 +477,90 @@ static uint64_t entered(void) {
     return done;
 }
 
+static void read_program(const void *given) { decode_program(*(const Bytes *)given); }
+
+typedef struct {
+    const Json *all;
+    Bytes logs;
+    Digest *root;
+} LateRun;
+
+static void run_late(const void *given) {
+    const LateRun *wanted = given;
+    const Json *all = wanted->all;
+    Program p = decode_program(bytes_of(member(all, "program")));
+    Tensors first = tensors_in(member(all, "state")), data = tensors_in(member(all, "data"));
+    Job job = {.interval = count_of(all, "checkpointInterval"), .work = 1 << 20, .quiet = true};
+    job.precision = (int)count_of(all, "precision");
+    for (const Json *at = items(all, "stepLogs"); at; at = at->next) job.steps++;
+    read_tolerances(&job, wanted->logs);
+    *wanted->root = run(&p, &first, &data, job);
+}
+
+/* A proof of a source of late data, of which the snapshot holds the leaf, the defender's id and the step log. */
+static const char *winner_of(const Json *proof, unsigned depth) {
+    Bytes snapshot = bytes_of(member(proof, "snapshot")), path = bytes_of(member(proof, "siblings"));
+    Bytes leaf = {snapshot.at + 40, 4}, own = {snapshot.at + 48, 32}, log = {snapshot.at + 112, 32};
+    Digest found = digest_of(proof, "tensorId");
+    if (path.left != 32 * depth) return "null";
+    Digest folded = fold(found, number(&leaf, 4), (const Digest *)path.at, depth);
+    if (!same((Bytes){folded.b, 32}, log)) return "null";
+    return same((Bytes){found.b, 32}, own) ? "defender" : "challenger";
+}
+
+static uint64_t late_programs(const Json *at) {
+    uint64_t done = 0;
+    for (; at; at = at->next, done++) {
+        Bytes encoded = bytes_of(member(at, "program"));
+        bool refused = refuses(read_program, &encoded);
+        if (refused != (member(at, "root")->kind != '"')) refuse("expected another answer to program %" PRIu64, done);
+        if (refused) continue;
+        Program p = decode_program(encoded);
+        expect_digest(program_root(&p), at, "root", "program with late data", done);
+    }
+    return done;
+}
+
+/* The step logs, and the places of all late data under them. */
+static uint64_t late_openings(const Json *all) {
+    uint64_t done = 0, step = 0;
+    Program p = decode_program(bytes_of(member(all, "program")));
+    Bytes in = bytes_of(member(all, "logs"));
+    cut(&in, 4);
+    const Json *opening = items(all, "openings");
+    for (const Json *at = items(all, "stepLogs"); at; at = at->next) {
+        Log log = read_log(&p, &in);
+        Digest root = step_log(&p, log), path[64];
+        expect_same((Bytes){root.b, 32}, bytes_of(at), "step log with late data", ++step);
+        for (; opening && count_of(opening, "step") == step; opening = opening->next, done++) {
+            uint32_t value = (uint32_t)count_of(opening, "value");
+            value_path(&p, log, value, path);
+            expect_digest(value_logs(&p, log)[value], opening, "tensorId", "id of late data", done);
+            expect_same((Bytes){(const uint8_t *)path, 32 * p.depth}, bytes_of(member(opening, "siblings")), "siblings", done);
+        }
+    }
+    return done;
+}
+
+static uint64_t late(void) {
+    const Json *all = file("late"), *game = member(all, "game");
+    uint64_t done = late_programs(items(all, "programs")) + late_openings(all);
+    Digest root;
+    LateRun right = {all, bytes_of(member(all, "logs")), &root};
+    run_late(&right);
+    expect_digest(root, all, "runRoot", "run with late data", 0);
+    for (const Json *at = items(all, "refused"); at; at = at->next, done++) {
+        LateRun hostile = {all, bytes_of(member(at, "logs")), &root};
+        if (!refuses(run_late, &hostile)) refuse("expected logs %" PRIu64 " to be refused", done);
+    }
+    Ground ground = ground_in(game);
+    for (const Json *at = items(game, "proofs"); at; at = at->next, done++) {
+        expect_place(bytes_of(member(at, "snapshot")), &ground, IN_PLACE, done);
+        expect_same(text(winner_of(at, ground.depth)), member(at, "winner")->text, "proof of late data", done);
+    }
+    return done;
+}
+
 static uint64_t receipts(void) {
     uint64_t done = 0;
     for (const Json *at = items(file("receipts"), "cases"); at; at = at->next, done++) {
@@ -564,7 +660,7 @@ int main(int count, char **arguments) {
         uint64_t (*check)(void);
     } CHECKS[] = {{"scalars", scalars}, {"transcendentals", transcendentals}, {"hardest", hardest},
         {"accumulators", accumulators}, {"refused accumulators", refused_accumulators}, {"rounding", rounding},
-        {"instructions", instructions}, {"philox", philox_numbers}, {"trees", trees}, {"logs", logs}, {"seats", seats},
+        {"instructions", instructions}, {"philox", philox_numbers}, {"trees", trees}, {"logs", logs}, {"late", late}, {"seats", seats},
         {"snapshots", snapshots}, {"entered snapshots", entered}, {"receipts", receipts}, {"posts", posts}, {"blobs", blobs}};
     if (count != 2) return fputs("vectors FOLDER\n", stderr), 1;
     folder = arguments[1];

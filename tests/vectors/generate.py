@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from tests.vectors import inputs
 from tests.vectors.instructions import all_cases, evaluate, hex_of
+from tests.vectors.late import late
 from tests.vectors.posts import posted
 from tests.vectors.rounding import logs, roundings
 from tests.vectors.seats import receipts, seats
@@ -288,6 +289,7 @@ FILES: Final[dict[str, Callable[[], Json]]] = {
     "transcendentals.json": bulk,
     "rounding.json": roundings,
     "logs.json": logs,
+    "late.json": late,
     "snapshots.json": snapshots,
     "receipts.json": receipts,
     "seats.json": seats,

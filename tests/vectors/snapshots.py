@@ -68,11 +68,15 @@ def _entered(start: GameState, states: Mapping[int, bytes], s: Stream) -> Json:
                 answer = 255 if error is None else error.offset
                 changes.append(bytes([number, at, size, answer]) + new.ljust(8, b"\0"))
             at += kind.bits // 8 if isinstance(kind, Uint) else 32
+    return {**trees_of(job, head), "states": list(states), "changes": hex_of(b"".join(changes))}
+
+
+def trees_of(job: Job, head: Head) -> Json:
+    """The numbers that say what snapshots a game takes."""
     return {
         "steps": job.steps, "checkpointInterval": job.checkpoint_interval, "descentLevels": job.descent_levels,
         "policy": int(job.is_logged), "depth": job.half_depth, "bodyCount": job.body_count,
-        "stateCount": job.state_count, "count": head.count, "states": list(states),
-        "changes": hex_of(b"".join(changes)),
+        "stateCount": job.state_count, "count": head.count,
     }  # fmt: skip
 
 

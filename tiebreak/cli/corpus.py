@@ -24,7 +24,7 @@ _corpus_option = click.option("--corpus", "folder", type=opt.FOLDER, default=pro
 def corpus() -> None:
     """Compute programs of known roots, and check others' results.
 
-    The corpus has 20 small training runs with their data and the root that each must reach, on any machine. `run`
+    The corpus has 21 small training runs with their data and the root that each must reach, on any machine. `run`
     computes them here and writes one signed statement; `check` reads one. docs/corpus.md lists what machines computed.
     """
 
