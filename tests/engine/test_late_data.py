@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tiebreak
-from tests.lab.sim.adversaries.playing import CLIENT, TRAINER, fight
 from tiebreak import ConfigurationError
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.interpreters import make_interpreter
@@ -24,22 +23,20 @@ from tiebreak.api.training.runs import open_run
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.encoding import decode_sparse, encode_sparse, max_sparse_bytes
 from tiebreak.engine.logged.files import LogFiles
-from tiebreak.engine.logged.journal import LogsInProgress
 from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.run.directory import LOGS, RunDirectory
 from tiebreak.engine.run.evidence import Evidence
-from tiebreak.engine.run.train import Worker
-from tiebreak.lab.sim.adversaries.tampering import Cheat, ForgedEvidence, Tampered
+from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.log_tree import LogTree
 from tiebreak.protocol.errors import CannotCheck, EncodingError, ProgramError, StateError, VerificationError
-from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.program.example_order import example_order
-from tiebreak.protocol.program.isa import DType, Opcode, Slot, SourceKind
+from tiebreak.protocol.program.isa import DType, Slot, SourceKind
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import LogError, Policy, StepLog
 from tiebreak.protocol.trees import fold
 
 STEPS = 8
+CLIENT, TRAINER = (PrivateKey.from_int(k) for k in (11, 12))
 
 
 def model() -> nn.Module:
@@ -278,54 +275,7 @@ def test_late_slots_are_named_once_in_order_and_apart_from_data() -> None:
         Program(tuple(body), program.commits).validate()
 
 
-# ------------------------------------------------------------------ games
-
-
-def cheated(run: tiebreak.Run, folder: Path, leaf: int, step: int = 5) -> tuple[RunDirectory, Tampered]:
-    """A trainer that computes with another late value than it publishes, and signs that."""
-    honest = RunDirectory.open(run.directory)
-    names = {name: f"model.{name}" for name in ("0.bias",)}
-    cheat = Cheat(step=step, leaf=leaf, element=3, change=lambda value: 1 - value)
-    made = RunDirectory.create(folder, honest.agreement, honest.program, honest.state(0), honest.data())
-    machine = Tampered(make_interpreter(honest.program, Machine(), honest.job), cheat.tamper)
-
-    def of_state(number: int, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return supply(number, {name: state[entry] for name, entry in names.items()})
-
-    logs = LogsInProgress.of(made, supply=of_state)
-    Worker(made, machine, key=TRAINER, logs=logs).work()
-    return made, machine
-
-
-@pytest.mark.parametrize("name", ["x", "y"])
-def test_a_trainer_that_computes_with_other_late_data_than_it_publishes_is_convicted(
-    run: tiebreak.Run, tmp_path: Path, name: str
-) -> None:
-    program = RunDirectory.open(run.directory).program
-    leaf = next(n for n in program.sources(SourceKind.LATE) if program.body[n].params.name == name)  # type: ignore[union-attr]
-    cheating, machine = cheated(run, tmp_path / "cheat", leaf)
-    report = open_run(cheating.path).audit()
-    assert not report.agrees
-    own = RunDirectory.create(tmp_path / "own", cheating.agreement, program, cheating.state(0), cheating.data())
-    interpreter = make_interpreter(program, Machine(), own.job)
-    theirs = CommittedLogs(LogFiles(cheating), cheating.record_at)
-    Worker(own, interpreter, logs=LogsInProgress.of(own, theirs.step_log)).work()
-    defender = ForgedEvidence(cheating, machine, CommittedLogs.of(cheating))
-    challenger = Evidence(own, interpreter, CommittedLogs.of(own))
-    match = fight(cheating.job, cheating.job.checkpoints, defender, challenger)
-    assert match.loser is Side.DEFENDER
-    assert (match.final.step, match.final.leaf) == (5, leaf)
-    assert program.body[match.final.leaf].opcode == Opcode.SOURCE
-
-
-def test_an_honest_trainer_wins_against_whoever_challenges_its_late_data(run: tiebreak.Run, tmp_path: Path) -> None:
-    honest = RunDirectory.open(run.directory)
-    leaf = honest.program.sources(SourceKind.LATE)[0]
-    cheating, machine = cheated(run, tmp_path / "cheat", leaf)
-    defender = Evidence(honest, make_interpreter(honest.program, Machine(), honest.job), CommittedLogs.of(honest))
-    challenger = ForgedEvidence(cheating, machine, CommittedLogs.of(cheating))
-    match = fight(honest.job, honest.job.checkpoints, defender, challenger)
-    assert match.loser is Side.CHALLENGER
+# ------------------------------------------------------------------ proofs
 
 
 def test_a_proof_of_late_data_is_for_its_own_place(run: tiebreak.Run) -> None:

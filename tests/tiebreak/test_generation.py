@@ -14,7 +14,7 @@ from tests.tiebreak.parties import PASSPHRASE, Commands, Once
 from tiebreak import ConfigurationError
 from tiebreak.api.certification.certificates import verify
 from tiebreak.api.evaluation import evaluations, examples, generation
-from tiebreak.api.evaluation.generation import Answers, ExactSampler
+from tiebreak.api.evaluation.generation import ExactSampler, SampledAnswers
 from tiebreak.api.machine import Machine
 from tiebreak.api.training.scoring import METRICS, captured
 from tiebreak.cli.options import PASSPHRASE_VARIABLE
@@ -57,7 +57,7 @@ class Garbled:
         return torch.cat([input_ids, self._change(new)], 1)
 
 
-def drafting(made: ExactSampler, model: Any) -> Answers:
+def drafting(made: ExactSampler, model: Any) -> SampledAnswers:
     made.model = model
     return made.run()
 

@@ -41,7 +41,7 @@ MAX_VOCABULARY: Final = 1 << 24
 MOST: Final = 1 << 63
 
 
-class Answers(NamedTuple):
+class SampledAnswers(NamedTuple):
     """The sampled tokens of each prompt and answer, and how many the program found otherwise than a draft."""
 
     tokens: list[list[list[int]]]
@@ -158,7 +158,7 @@ class ExactSampler:
         """The number of logits at a position."""
         return 0 if self._drawing is None else self._drawing.shape[-1]
 
-    def run(self, tell: Callable[[int, float], None] = lambda _, __: None) -> Answers:
+    def run(self, tell: Callable[[int, float], None] = lambda _, __: None) -> SampledAnswers:
         """Samples all answers. tell: called after each prompt, with its number from 1 and the share of corrections."""
         found, drafted, corrected = list[list[list[int]]](), 0, 0
         for number, prompt in enumerate(self.prompts):
@@ -166,7 +166,7 @@ class ExactSampler:
             found.append(own)
             drafted, corrected = drafted + sum(map(len, own)), corrected + mended
             tell(number + 1, corrected / max(1, drafted))
-        return Answers(found, drafted, corrected)
+        return SampledAnswers(found, drafted, corrected)
 
     def _answers(self, number: int, prompt: list[int]) -> tuple[list[list[int]], int]:
         known, done, mended = [[*prompt] for _ in range(self.answers)], set[int](), 0
@@ -242,7 +242,7 @@ def ends_of(model: Any) -> list[int]:
     return [] if found is None else [found] if isinstance(found, int) else [*found]
 
 
-def write(path: Path, tokenizer: Path, texts: Sequence[str], sampler: ExactSampler, found: Answers) -> None:
+def write(path: Path, tokenizer: Path, texts: Sequence[str], sampler: ExactSampler, found: SampledAnswers) -> None:
     """Writes prompts and answers as JSON lines, which `read` reads and an evaluation checks."""
     decode = loaded(AutoTokenizer, tokenizer).decode
     with path.open("w", encoding="utf-8") as file:

@@ -101,7 +101,7 @@ def encode_sparse(log: StepLog, program: Program, step: int) -> bytes:
             part = slice(first, first + BLOCK)
             parts.append(_block(compressor, np.diff(place[part], prepend=before) - 1, up[part]))
             before = int(place[part][-1])
-    for data in log.late.values():
+    for data in map(log.late.__getitem__, program.late_spec()):
         parts += [_part(compressor, data[at : at + BLOCK]) for at in range(0, len(data), BLOCK)]
     return b"".join(parts)
 
