@@ -422,7 +422,8 @@ TWICE = {"prompt": "the", "choices": [" data", " data"], "answer": 0}
 def test_choices_are_scored_as_the_model_tells_them(words: Path) -> None:
     examples, made = rows.read(words, written(words, [*QUESTIONS, TWICE]), 64), tokenizer()
     model = adapted()
-    got, right = table(scores(model, examples, 4), examples), list[list[float]]()
+    result, right = scores(model, examples, 4), list[list[float]]()
+    got = table(result, examples)
     for row, question in zip(got, [*QUESTIONS, TWICE], strict=True):
         sums, by_token, by_byte = list[float](), list[float](), list[float]()
         for number, choice in enumerate(question["choices"]):
@@ -440,7 +441,7 @@ def test_choices_are_scored_as_the_model_tells_them(words: Path) -> None:
                       for one in (sums, by_token, by_byte)])  # fmt: skip
     assert got[:, :3].tolist() == right
     assert right[-1] == [1, 1, 1], "of two alike, the first"
-    assert scores(model, examples, 4)[-3:].tolist() == pytest.approx(torch.tensor(right).mean(0).tolist())
+    assert result[-3:].tolist() == pytest.approx(torch.tensor(right).mean(0).tolist())
 
 
 @pytest.mark.slow
