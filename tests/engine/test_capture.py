@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import tiebreak.engine.capture.step
 from tests.engine.lowering_bench import make_task, nth, run_engine, run_integers, same_bits, squared_error, stepped
-from tiebreak import SGD, Task
+from tiebreak import SGD, Batch, Rows, Task
 from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture import tracing
@@ -240,3 +240,22 @@ def test_losses_are_divided_by_the_items_of_the_whole_step() -> None:
             replace(task(total, 4, 4, items="items"), data=data | {"items": wrong})
     with pytest.raises(ConfigurationError, match=r"data named .'other'"):
         task(total, 4, 4, items="other")
+
+
+def test_a_task_that_learns_nothing_writes_to_buffers_alone() -> None:
+    torch.manual_seed(5)
+    model = nn.Linear(3, 5).requires_grad_(False)
+    model.register_buffer("seen", torch.zeros(16))
+    x, weight = torch.randn(16, 3), model.weight.clone()
+
+    def score(model: Any, place: Tensor, x: Tensor) -> Tensor:
+        model.seen.index_copy_(0, place, found := model(x).square().sum(1))
+        return found.mean()
+
+    rows = Batch(size=4, examples=Rows(names=("place", "x")), shuffled=False)
+    made = checked(Task(model, score, data={"place": torch.arange(16), "x": x}, optimizer=None, batch=rows, steps=4))
+    assert made.check == "full"
+    state = nth(4, made).state
+    assert state.keys() == {"model.weight", "model.bias", "model.seen", "telemetry.loss"}
+    assert torch.equal(state["model.weight"], weight)
+    torch.testing.assert_close(state["model.seen"], model(x).square().sum(1))

@@ -370,6 +370,9 @@ def test_invalid_optimizer_settings_are_refused(make: type, settings: dict[str, 
         ({"accumulation": 1.5}, "accumulation as an integer from 1 to .*, got 1.5"),
         ({"optimizer": SGD(lr=0.1, groups=(Group(match=("layr.*",)),))}, r"pattern to match .*layer.bias.*, got 'layr"),
         ({"model": nn.Linear(4, 3).requires_grad_(False)}, "a parameter that requires a gradient"),
+        ({"optimizer": None}, "a parameter that requires a gradient, or none and optimizer=None, got .*stack"),
+        *(({"optimizer": None, "model": nn.Linear(4, 3).requires_grad_(False), **more}, rf"optimizer, got \['{name}'\]")
+          for more in ({"clip": 1.0}, {"schedule": (1.0,) * STEPS}, {"average": 0.9}, {"norm": True}) for name in more),
     ],
 )  # fmt: skip
 def test_tasks_with_invalid_optimizer_options_are_refused(changes: dict[str, object], message: str) -> None:

@@ -86,7 +86,7 @@ def scores(model: nn.Module, examples: ScoredExamples, batch: int = 3, **how: An
     state, data = interpreter.to_device(made.state), interpreter.place_data(made.data)
     for step in range(1, made.steps + 1):
         state = interpreter.step(step, state, data).state
-    assert model.training or not hasattr(model, METRICS), "the model is as it was"
+    assert not hasattr(model, METRICS), "the model is as it was"
     return torch.cat([state["model.evaluation_scores"].flatten(), state["model.evaluation_metrics"]])
 
 
@@ -104,7 +104,7 @@ def model_of(folder: Path) -> nn.Sequential:
 
 
 def make(folder: Path) -> None:
-    """A trained model whose job named its evaluation (base, base.json), and that evaluation (out), with its replay."""
+    """A trained model whose job named its evaluation (base, base.json), and that evaluation (out)."""
     planned = plan(points(), captured(perceptron(), points(), 1).roots(), {})
     terms = Terms(nonce=int.from_bytes(sha256(planned).digest()))
     run = agree(regression(perceptron()), folder / "run", client=CLIENT, trainer=TRAINER, terms=terms, machine=PLAIN)
@@ -270,13 +270,9 @@ def test_whoever_has_the_examples_finds_what_else_was_scored(here: Path, case: s
     check_against(captured(model, points(), 1), signed, points(), out)
     with pytest.raises(VerificationError, match=words):
         check_against(captured(model, examples, batch), signed, examples, out)
-
-
-def test_another_model_has_another_first_state(here: Path) -> None:
-    out = here / "out" / "scores"
     bundle = captured(perceptron(), points(), 1)
     with pytest.raises(VerificationError, match=r"initial_state_root .*: another model"):
-        check_against(bundle, read_certificate(out / "certificate.json"), points(), out)
+        check_against(bundle, signed, points(), out)
 
 
 def test_a_forged_score_is_found_by_an_audit_of_it_and_convicted_at_one_number(here: Path, command: Commands) -> None:
@@ -343,22 +339,17 @@ BAD: dict[str, tuple[object, str]] = {
     "an answer below 0": (CHOICE | {"answer": -1}, f"{NUMBER}-1"),
     "a huge answer": (CHOICE | {"answer": 10**40}, f"{NUMBER}1000"),
     "a true answer": (CHOICE | {"answer": True}, f"{NUMBER}True"),
-    "a fraction": (CHOICE | {"answer": 0.0}, f"{NUMBER}0.0"),
     "a NaN": ('{"prompt": "the", "choices": ["a"], "answer": NaN}', "expected finite numbers, got NaN"),
-    "an answer in words": (CHOICE | {"answer": "model"}, f"{NUMBER}'model'"),
     "no choice": (CHOICE | {"choices": []}, TEXTS),
     "an empty choice": (CHOICE | {"choices": ["", "a"]}, TEXTS),
     "nested choices": (CHOICE | {"choices": [["a"], "b"]}, TEXTS),
-    "choices by name": (CHOICE | {"choices": {"a": "b"}}, TEXTS),
     "no prompt": (CHOICE | {"prompt": None}, TEXTS),
     "an empty prompt": (CHOICE | {"prompt": ""}, FIT),
     "a choice that is too long": (CHOICE | {"choices": [" graph" * 99, " a"]}, FIT),
     "half a character": (CHOICE | {"prompt": "\ud800"}, "expected JSON"),
     "a list": ([1], "expected prompt, choices, answer, as in the first row, got others"),
-    "another form": (LABEL, "expected prompt, choices, answer, as in the first row, got others"),
     "a label below 0": (LABEL | {"label": -1}, CLASS),
     "a huge label": (LABEL | {"label": 10**30}, CLASS),
-    "a false label": (LABEL | {"label": False}, CLASS),
     "a list of texts": (LABEL | {"text": ["a"]}, CLASS),
     "an empty text": (LABEL | {"text": ""}, "expected a text with tokens, got none"),
 }
@@ -431,7 +422,8 @@ TWICE = {"prompt": "the", "choices": [" data", " data"], "answer": 0}
 def test_choices_are_scored_as_the_model_tells_them(words: Path) -> None:
     examples, made = rows.read(words, written(words, [*QUESTIONS, TWICE]), 64), tokenizer()
     model = adapted()
-    got, right = table(scores(model, examples, 4), examples), list[list[float]]()
+    result, right = scores(model, examples, 4), list[list[float]]()
+    got = table(result, examples)
     for row, question in zip(got, [*QUESTIONS, TWICE], strict=True):
         sums, by_token, by_byte = list[float](), list[float](), list[float]()
         for number, choice in enumerate(question["choices"]):
@@ -449,7 +441,7 @@ def test_choices_are_scored_as_the_model_tells_them(words: Path) -> None:
                       for one in (sums, by_token, by_byte)])  # fmt: skip
     assert got[:, :3].tolist() == right
     assert right[-1] == [1, 1, 1], "of two alike, the first"
-    assert scores(model, examples, 4)[-3:].tolist() == pytest.approx(torch.tensor(right).mean(0).tolist())
+    assert result[-3:].tolist() == pytest.approx(torch.tensor(right).mean(0).tolist())
 
 
 @pytest.mark.slow

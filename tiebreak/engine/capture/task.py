@@ -169,6 +169,9 @@ class Task:
         learns = any(parameter.requires_grad for parameter in model.parameters())
         what = "a parameter that requires a gradient, or none and optimizer=None"
         require(learns == (optimizer is not None), what, [name for name, _ in model.named_parameters()])
+        given = [name for name, value in (("clip", clip), ("schedule", schedule), ("average", average), ("norm", norm))
+                 if value not in (None, False)]  # fmt: skip
+        require(learns or not given, "no clip, schedule, average or norm without an optimizer", given)
         each = self._translate(optimizer, schedule, len(losses) if isinstance(loss, list | tuple) else None)
         require(1 <= self.checkpoint_interval <= steps, f"1 <= interval <= {steps}", self.checkpoint_interval)
         if evaluate_every is not None:
