@@ -177,6 +177,11 @@ def test_late_arrays_are_of_a_step_and_have_names_of_their_own(late: dict[str, A
         task(late={"y": torch.zeros(6, dtype=torch.int64), **late})
 
 
+def test_whoever_has_no_supply_says_so() -> None:
+    with pytest.raises(ConfigurationError, match=r"expected late data x, which `tiebreak.train` takes of a supply"):
+        tiebreak.reproducible(task(), check="none").run(progress=False)
+
+
 def test_policy_exact_has_no_late_data(run: tiebreak.Run) -> None:
     exact = replace(run.job, policy=int(Policy.EXACT))
     with pytest.raises(ConfigurationError, match="expected a job of policy logged for a program with late data"):

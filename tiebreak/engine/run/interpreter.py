@@ -420,7 +420,11 @@ class Planned:
         if source.function == SourceKind.STATE:
             return self.state[slot_name(source)]
         if source.function in (SourceKind.DATA, SourceKind.LATE):
-            return self.data[slot_name(source)]
+            if (name := slot_name(source)) not in self.data:
+                raise ConfigurationError(
+                    f"expected late data {name}, which `tiebreak.train` takes of a supply, got none"
+                )
+            return self.data[name]
         if source.function == SourceKind.STEP:
             return self.before
         return self.machine.arithmetic.execute(source, (), 0)
