@@ -57,7 +57,7 @@ def any_threshold(r: random.Random, precision: int, tolerance: int) -> float | N
 
 
 def following(i: Instruction, log: StepLog, job: SimpleNamespace, arithmetic: Arithmetic) -> Follower:
-    return Follower(SimpleNamespace(body=[i]), log, job, arithmetic, STEP)  # type: ignore[arg-type]
+    return Follower(SimpleNamespace(body=[i], late_spec=dict), log, job, arithmetic, STEP)  # type: ignore[arg-type]
 
 
 def run(i: Instruction, operands: list[torch.Tensor], arithmetic: Arithmetic, sums: Recorder | Follower) -> list[int]:

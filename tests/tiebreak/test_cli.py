@@ -153,7 +153,7 @@ def test_the_help_of_all_commands_fits_a_screen(monkeypatch: pytest.MonkeyPatch)
     assert [line[:-1] for line in lines if re.fullmatch(r"\w.*:", line)] == [*command_groups()]
     for name, about in COMMANDS.items():
         assert f"  {name:<9}  {about}" in lines
-    assert sum(map(len, command_groups().values())) == len(COMMANDS) <= 35
+    assert sum(map(len, command_groups().values())) == len(COMMANDS) <= 36
 
 
 @pytest.mark.parametrize(("wrong", "right"), [("trian", "train"), ("audti", "audit"), ("owner", "ownership")])
@@ -420,6 +420,7 @@ IMPORTS = {
     "simulate": "tiebreak.lab.commands.simulate, tiebreak.lab.sim.games.disputes",
     "finetune": "tiebreak.cli.finetune, tiebreak.api.training.finetuning, tiebreak.api.training.templates",
     "evaluate": "tiebreak.cli.evaluate, tiebreak.api.evaluation.evaluations, tiebreak.api.evaluation.examples",
+    "generate": "tiebreak.cli.evaluate, tiebreak.api.evaluation.generation",
     "serve": "tiebreak.cli.serve, tiebreak.node.finetuning.process",
     "up": "tiebreak.lab.commands.up, tiebreak.lab.network.local_network",
     "hub": "tiebreak.cli.party, tiebreak.node.hub.process",

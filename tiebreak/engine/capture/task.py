@@ -83,7 +83,7 @@ class Task:
         clip=fp32("a positive number, at least 2^-126, to clip the norm to", lambda x: x >= MIN_EPS)
         | instance("a tiebreak.Clip", Clip) | NONE,
         checkpoint_interval=STEPS | NONE, evaluate=FUNCTION | NONE, evaluate_every=whole(1, MAX_INDEX) | NONE,
-        name=TEXT,
+        late=instance("tensors by name", Mapping) | NONE, name=TEXT,
     )  # fmt: skip
     def __init__(
         self, model: nn.Module, loss: Loss | Sequence[Loss], *, data: Data, optimizer: AnyOptimizer | None, steps: int,
@@ -170,7 +170,7 @@ class Task:
         what = "a parameter that requires a gradient, or none and optimizer=None"
         require(learns == (optimizer is not None), what, [name for name, _ in model.named_parameters()])
         given = [name for name, value in (("clip", clip), ("schedule", schedule), ("average", average), ("norm", norm))
-                 if value not in (None, False)]  # fmt: skip
+                 if value is not None and value is not False]  # fmt: skip
         require(learns or not given, "no clip, schedule, average or norm without an optimizer", given)
         each = self._translate(optimizer, schedule, len(losses) if isinstance(loss, list | tuple) else None)
         require(1 <= self.checkpoint_interval <= steps, f"1 <= interval <= {steps}", self.checkpoint_interval)
