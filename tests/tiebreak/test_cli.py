@@ -444,7 +444,7 @@ def names_in(extra: str) -> set[str]:
 def test_a_command_imports_no_more_than_its_extra_brings(name: str) -> None:
     """Imports where every library that is ours to name and that its extra does not bring is kept away."""
     brought = set().union(*map(names_in, filter(None, NEEDS.get(name, "").split(","))))
-    by_others = {"h11", "anyio"} if name in ("finetune", "serve") else set()
+    by_others = {"h11", "anyio"} if name in ("finetune", "evaluate", "generate", "serve") else set()
     others = names_in("dev") - brought - by_others
     kept_away = [lib for lib, dists in packages_distributions().items() if lib in EXTRAS and set(dists) <= others]
     assert len(kept_away) > 3

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AutoTokenizer, LogitsProcessor, LogitsProcessorList
+from transformers import AutoTokenizer
 
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.interpreters import make_interpreter
@@ -204,7 +204,7 @@ class ExactSampler:
         device = next(self.model.parameters()).device
         made = self.model.eval().generate(
             input_ids=ids.to(device), attention_mask=mask.to(device), max_new_tokens=most, do_sample=False, num_beams=1,
-            logits_processor=LogitsProcessorList([noisy]), eos_token_id=[*self.end] or None, pad_token_id=0,
+            logits_processor=[noisy], eos_token_id=[*self.end] or None, pad_token_id=0,
         )  # fmt: skip
         for own, new in zip(tokens, made[:, longest:].tolist(), strict=True):
             new = new[: begun + self.length - len(own)]
@@ -222,8 +222,8 @@ class ExactSampler:
         return -torch.log(-torch.log(u))
 
 
-class _Noise(LogitsProcessor):
-    """Adds noise to logits / temperature."""
+class _Noise:
+    """Adds noise to logits / temperature, as a processor of logits."""
 
     def __init__(self, noise: Callable[[int, int], Tensor | float], temperature: float) -> None:
         self._noise, self._temperature = noise, temperature
