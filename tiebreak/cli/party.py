@@ -71,8 +71,7 @@ def _group(role: str) -> click.Group:
     def run(folder: Path, *, as_json: bool, verbose: bool) -> None:
         found = party_settings.read(role, folder)
         key = None if role == "watcher" else load_key(folder / found.key)
-        running = import_module("tiebreak.node.process")
-        running.run(found, key, as_json=as_json or found.json_log, verbose=verbose)
+        import_module("tiebreak.node.process").run(found, key, as_json=as_json or found.json_log, verbose=verbose)
 
     return party
 

@@ -219,8 +219,7 @@ class Driver(PostingDriver):
         if job_id not in self._own:
             self._own[job_id] = None
             if len(self._own) > MAX_OWN:
-                known = self.machine.board.jobs
-                gone = next((other for other in self._own if other not in known), job_id)
+                gone = next((other for other in self._own if other not in self.machine.board.jobs), job_id)
                 job_files = self.job_files.seconds, self.job_files.starts
                 for kept in (self._own, self.jobs, self._offers, self._trials, self._listings, *job_files):
                     kept.pop(gone, None)

@@ -317,8 +317,7 @@ class HubClient:
         file.truncate(size)
 
     def _digests(self, root: Digest, size: int) -> list[bytes]:
-        most = 8 + piece_count(size) * DIGEST_BYTES
-        data = self._ask("GET", f"/blobs/{root.hex()}/pieces", limit=most)
+        data = self._ask("GET", f"/blobs/{root.hex()}/pieces", limit=8 + piece_count(size) * DIGEST_BYTES)
         digests = [data[at : at + DIGEST_BYTES] for at in range(8, len(data), DIGEST_BYTES)]
         check_pieces(root, size, digests)
         return digests
@@ -326,8 +325,7 @@ class HubClient:
     def _pieces(self, file: FileIO, root: Digest, held: int, size: int, digests: Sequence[bytes]) -> Iterator[int]:
         """Read the missing bytes. Yields how much is right, all of it from the start, after each piece."""
         with self._connected() as connection:
-            headers = {"Range": f"bytes={held}-{size - 1}"}
-            response = connection.answer("GET", f"/blobs/{root.hex()}", headers=headers)
+            response = connection.answer("GET", f"/blobs/{root.hex()}", headers={"Range": f"bytes={held}-{size - 1}"})
             if response.status != 206:
                 raise _Away(f"{response.status}: {_reason(response.read(1000))}")
             piece = memoryview(bytearray(PIECE_BYTES))

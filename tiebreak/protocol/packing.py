@@ -207,8 +207,7 @@ class OneOf(FieldType):
         length = len(item) if isinstance(item, list | tuple) else -1
         if self.optional and length == 0:
             return None
-        found = next((kind for kind in self.types if len(kind.kinds()) == length), self.types[0])
-        return found.unpack(name, item)
+        return next((kind for kind in self.types if len(kind.kinds()) == length), self.types[0]).unpack(name, item)
 
     def to_json(self, value: Any) -> Any:
         return None if value is None else value.to_json()

@@ -78,8 +78,7 @@ class Nodes:
 
     def below(self, height: int, position: int, levels: int) -> list[Digest]:
         """The 2^levels nodes that lie `levels` below node (height, position), from left to right."""
-        first = position << levels
-        return [self.node(height - levels, first + i) for i in range(1 << levels)]
+        return [self.node(height - levels, (position << levels) + i) for i in range(1 << levels)]
 
     def proof(self, position: int) -> list[Digest]:
         """The siblings of a leaf, from the leaf upwards."""
@@ -132,8 +131,7 @@ def _fold_shown(
         return hidden(height, position)
     if not height:
         return leaf(position)
-    below = (_fold_shown(height - 1, 2 * position + side, leaves, shown, leaf, hidden) for side in (0, 1))
-    return parent(*below)
+    return parent(*(_fold_shown(height - 1, 2 * position + side, leaves, shown, leaf, hidden) for side in (0, 1)))
 
 
 def hidden_nodes(tree: Nodes, leaves: int, shown: Sequence[int]) -> list[Digest]:

@@ -81,8 +81,7 @@ class Assignment(Record):
     @property
     def machine(self) -> Machine:
         found = json.loads(self.settings)
-        policy = found["policy"] and LoggedPolicy.decode(found["policy"].encode())
-        return Machine(**found | {"policy": policy})
+        return Machine(**found | {"policy": found["policy"] and LoggedPolicy.decode(found["policy"].encode())})
 
 
 class AuditTask(Record):

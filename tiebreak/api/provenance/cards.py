@@ -40,8 +40,7 @@ def card(source: FormatSource) -> bytes:
         if not re.search(rf"^{name}:", header, re.MULTILINE)
     )
     body = _SECTION.sub("", source.text[found.end() :] if found else source.text).lstrip()
-    text = f"---\n{header}{made}---\n{_section(source)}\n{body}"
-    return text.encode(errors="surrogateescape")
+    return f"---\n{header}{made}---\n{_section(source)}\n{body}".encode(errors="surrogateescape")
 
 
 def _fields(source: FormatSource) -> dict[str, Any]:

@@ -74,8 +74,7 @@ def metrics_in(folder: Path) -> dict[str, float]:
     if not (path := folder / folders.EVALUATION).is_file() or not (folder / folders.SCORES).is_file():
         return {}
     names = JsonObject.parse(str(path), read_file(path, folders.MAX_JSON_BYTES), 4).take("metrics", "names", is_list)
-    found = open_safetensors(folder / folders.SCORES)
-    array = found.get("evaluation_metrics")
+    array = open_safetensors(folder / folders.SCORES).get("evaluation_metrics")
     if array is None or array.element != Element.F32 or array.shape != (len(names),):
         raise EncodingError(f"{folder / folders.SCORES}: expected metrics for {names}, f32, got others")
     values = np.frombuffer(b"".join(map(bytes, array.blocks())), "<f4")

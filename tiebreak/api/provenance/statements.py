@@ -44,8 +44,7 @@ def checked_again(
     source: FormatSource, envelope: Envelope, payload: Callable[[FormatSource, str], Payload]
 ) -> tuple[Envelope, str]:
     """The envelope with the payload that the certificate gives, and the PEM of the P-256 key that signed it."""
-    statement = JsonObject.parse("statement", envelope.payload.data, 8)
-    subject = statement.take("subject", "at least one", is_list)[0]
+    subject = JsonObject.parse("statement", envelope.payload.data, 8).take("subject", "at least one", is_list)[0]
     pem = JsonObject("subject", subject).inner("annotations").text("publicKey")
     check_pem(envelope, pem, source.signed.envelope)
     return replace(envelope, payload=payload(source, pem)), pem

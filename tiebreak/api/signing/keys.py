@@ -76,8 +76,7 @@ def _derive(crypto: JsonObject, passphrase: bytes) -> bytes:
     salt = bytes.fromhex(parameters.text("salt", _HEX, "hex digits").removeprefix("0x"))
     if kdf == "pbkdf2":
         parameters.same("prf", "hmac-sha256")
-        rounds = parameters.integer("c", 1, MAX_ROUNDS)
-        return PBKDF2HMAC(hashes.SHA256(), length, salt, rounds).derive(passphrase)
+        return PBKDF2HMAC(hashes.SHA256(), length, salt, parameters.integer("c", 1, MAX_ROUNDS)).derive(passphrase)
     n, r = parameters.integer("n", 2, MAX_SCRYPT_BYTES), parameters.integer("r", 1, 1 << 10)
     p = parameters.integer("p", 1, MAX_SCRYPT_P)
     if n & (n - 1) or 128 * n * r > MAX_SCRYPT_BYTES:

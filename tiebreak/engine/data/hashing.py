@@ -137,8 +137,7 @@ class CompiledHasher:
         return PLAIN.leaf_level(data) if data.view.nbytes < LEAST_BYTES else self.kernel.leaf_level(data, self.threads)
 
     def parent_level(self, below: bytes, empty: bytes) -> bytes:
-        short = len(below) < LEAST_NODES * DIGEST_BYTES
-        return (PLAIN if short else self.kernel).parent_level(below, empty)
+        return (PLAIN if len(below) < LEAST_NODES * DIGEST_BYTES else self.kernel).parent_level(below, empty)
 
     def record_level(self, tag: Tag, records: bytes, width: int) -> bytes:
         plain = len(records) < LEAST_NODES * width or width > MAX_RECORD_BYTES

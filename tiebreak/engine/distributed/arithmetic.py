@@ -233,8 +233,7 @@ class _Sum:
     def among(self, told: Tensor, lengths: Sequence[int], begin: int) -> tuple[Tensor, list[int]]:
         """This sum's elements in the lists of all workers, and how many of them each worker owns."""
         its = (told >= begin) & (told < begin + self.mine.numel)
-        columns = [int(part.sum()) for part in torch.split(its, list(lengths))]
-        return told[its] - begin, columns
+        return told[its] - begin, [int(part.sum()) for part in torch.split(its, list(lengths))]
 
 
 class _Message:

@@ -186,8 +186,7 @@ def _spread_gradient(
         size = shape[d] + (k - 1) * e
         first = (k - 1) * e - p
         skip = max(0, -(first // s) if first < 0 else 0)
-        fits = max(0, (size - 1 - first) // s + 1)
-        grad = grad.slice(d, skip, min(grad.shape[d], fits))
+        grad = grad.slice(d, skip, min(grad.shape[d], max(0, (size - 1 - first) // s + 1)))
         lo.append(first + skip * s)
         sizes.append(size)
     zeros = c.b.window(tuple(sizes), grad, lo, step=(1, 1, *stride))
@@ -203,8 +202,7 @@ def _weight_gradient(c: Context, grad: Ref, x: Ref, shape: Sizes, stride: Sizes,
     """dw[g, o, c, k] = sum over n, s of grad[n, g, o, s] * x[n, g, c, s * stride + k * dilation]; x is padded."""
     x = windows(_grouped(c, x, 1, groups), grad.shape[2:], shape[2:], stride, dilation)
     xyz, ijk = "xyz"[: len(stride)], "ijk"[: len(stride)]
-    out = c.b.einsum(f"NGO{xyz},NGC{xyz}{ijk}->GOC{ijk}|N{xyz}", _grouped(c, grad, 1, groups), x)
-    return c.b.reshape(out, shape)
+    return c.b.reshape(c.b.einsum(f"NGO{xyz},NGC{xyz}{ijk}->GOC{ijk}|N{xyz}", _grouped(c, grad, 1, groups), x), shape)
 
 
 @lowers("convolution_backward.default")
@@ -213,8 +211,7 @@ def convolution_backward(
     dilation: Sizes, transposed: bool, _output_padding: Sizes, groups: int, wanted: Sequence[bool],
 ) -> tuple[Ref | None, Ref | None, Ref | None]:  # fmt: skip
     """Gradients of input, weight and bias."""
-    space = x.rank - 2
-    stride, padding, dilation = (spread(v, space) for v in (stride, padding, dilation))
+    stride, padding, dilation = (spread(v, x.rank - 2) for v in (stride, padding, dilation))
     d_input = d_weight = d_bias = None
     if transposed:
         if wanted[0]:

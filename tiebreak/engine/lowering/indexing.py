@@ -48,8 +48,7 @@ class _Bags:
     def of(cls, b: Builder, index: Ref, offsets: Ref, bags: int, padding_index: int) -> "_Bags":
         """The bags that begin at the first `bags` offsets; `padding_index` is left out."""
         one = b.i64(1)
-        places = b.iota(index.shape, (1,)).unsqueeze(1)
-        begun = b.le(offsets.slice(0, 0, bags).unsqueeze(0), places)
+        begun = b.le(offsets.slice(0, 0, bags).unsqueeze(0), b.iota(index.shape, (1,)).unsqueeze(1))
         every = number = b.sub(b.sum(b.cast(begun, DType.I64), [1]), one)
         if padding_index >= 0:
             number = b.where(b.eq(index, b.i64(padding_index)), b.i64(-1), number)
@@ -252,8 +251,7 @@ def gather(c: Context, x: Ref, d: int, index: Ref, **_: bool) -> Ref:
     if x.rank == 0:
         return x
     d = x.dim(d)
-    strides = tuple(0 if e == d else s for e, s in enumerate(x.strides))
-    return c.b.gather(x, index, x.strides[d], x.shape[d], strides)
+    return c.b.gather(x, index, x.strides[d], x.shape[d], tuple(0 if e == d else s for e, s in enumerate(x.strides)))
 
 
 def _hits(c: Context, index: Ref, size: int) -> Ref:
@@ -300,8 +298,7 @@ def scatter(c: Context, x: Ref, d: int, index: Ref, value: Ref | Scalar) -> Ref:
     part = _cut(x, index.shape, d)
     value = _cut(value, index.shape) if isinstance(value, Ref) and value.rank else value
     if index.shape[d] == 1:  # as in the gradient of a loss over classes
-        places = b.iota(part.shape, tuple(int(e == d) for e in range(x.rank)))
-        hit = b.eq(index.expand(part.shape), places)
+        hit = b.eq(index.expand(part.shape), b.iota(part.shape, tuple(int(e == d) for e in range(x.rank))))
         return _laid(x, b.where(hit, c.ref(value), part), c)
     order = _last_dim(x, d)
     hit, last = _last(c, _hits(c, index.permute(order), x.shape[d]))
@@ -428,8 +425,7 @@ def masked_scatter(c: Context, x: Ref, mask: Ref, source: Ref) -> Ref:
 def masked_scatter_backward(c: Context, grad: Ref, mask: Ref, _sizes: Sequence[int]) -> Ref:
     """The elements that the mask selects, in row-major order, followed by zeros."""
     b = c.b
-    rows = b.scatter_rows(b.reshape(grad, (-1,)), _ranks(c, mask, grad.shape), prod(c.shape))
-    return b.reshape(rows, c.shape)
+    return b.reshape(b.scatter_rows(b.reshape(grad, (-1,)), _ranks(c, mask, grad.shape), prod(c.shape)), c.shape)
 
 
 @lowers("put.default")

@@ -145,8 +145,7 @@ def _bounds(c: Context, size: int, out: int) -> tuple[Ref, Ref]:
     """The first element of each of `out` adaptive windows over `size` elements, and the last plus 1; i64 (out,)."""
     count = c.b.i64(out)
     first = c.b.map(MapFunction.FLOORDIV, c.b.iota((out,), (size,)), count)
-    end = c.b.map(MapFunction.FLOORDIV, c.b.iota((out,), (size,), size + out - 1), count)
-    return first, end
+    return first, c.b.map(MapFunction.FLOORDIV, c.b.iota((out,), (size,), size + out - 1), count)
 
 
 def _masks(c: Context, space: Sizes, out: Sizes) -> tuple[Ref, Ref]:
@@ -198,8 +197,7 @@ def adaptive_avg_pool_backward(c: Context, grad: Ref, x: Ref, *, rank: int) -> R
     if kernel is not None:
         return avg_pool_backward(c, grad, x, kernel, kernel, (0,), rank=rank)
     mask, counts = _masks(c, space, out)
-    swapped = mask.permute([*range(rank, 2 * rank), *range(rank)])
-    return _weighted(c, c.b.div(grad, counts), swapped, rank)
+    return _weighted(c, c.b.div(grad, counts), mask.permute([*range(rank, 2 * rank), *range(rank)]), rank)
 
 
 @lowers("adaptive_max_pool2d.default", "adaptive_max_pool3d.default")

@@ -382,7 +382,6 @@ def cdist_backward(c: Context, grad: Ref, x: Ref, y: Ref, order: float, distance
 def weight_norm_backward(c: Context, grad: Ref, v: Ref, g: Ref, norms: Ref, d: int) -> tuple[Ref, Ref]:
     """dg = sum(grad * v) / |v| and dv = (g / |v|) * (grad - v * (dg / |v|)) over the dims other than d."""
     b = c.b
-    others = [e for e in range(v.rank) if e != v.dim(d)]
-    dg = b.div(b.dot(grad, v, others, keepdim=True), norms)
+    dg = b.div(b.dot(grad, v, [e for e in range(v.rank) if e != v.dim(d)], keepdim=True), norms)
     dv = b.mul(b.div(g, norms), b.sub(grad, b.mul(v, b.div(dg, norms))))
     return dv, dg

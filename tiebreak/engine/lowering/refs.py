@@ -48,8 +48,7 @@ class Ref:
         new = tuple(o if n == -1 else n for o, n in zip(old, shape, strict=True))
         if any(o not in (1, n) for o, n in zip(old, new, strict=True)):
             raise ValueError(f"cannot expand {self.shape} to {tuple(shape)}")
-        kept = tuple(0 if o == 1 else s for o, s in zip(old, strides, strict=True))
-        return replace(self, shape=new, strides=kept)
+        return replace(self, shape=new, strides=tuple(0 if o == 1 else s for o, s in zip(old, strides, strict=True)))
 
     def unsqueeze(self, d: int) -> "Ref":
         """Inserts a dim of size 1 before position d."""
@@ -65,8 +64,7 @@ class Ref:
     def squeeze(self, dims: Sequence[int]) -> "Ref":
         """Drops those of `dims` that have size 1."""
         drop = {self.dim(d) for d in dims}
-        keep = [d for d in range(self.rank) if d not in drop or self.shape[d] != 1]
-        return self.permute(keep)
+        return self.permute([d for d in range(self.rank) if d not in drop or self.shape[d] != 1])
 
     def slice(self, d: int, start: int, stop: int, step: int = 1) -> "Ref":
         """Elements start, start + step, ... below stop of dim d; negative numbers as in Python."""
@@ -100,8 +98,7 @@ class Ref:
 
     def access_over(self, dims: Sequence[int], strides: Sequence[int]) -> Access:
         """A map of another index space, from this ref's offset. Dims of size 1 get stride 0."""
-        normal = tuple(0 if n == 1 else s for n, s in zip(dims, strides, strict=True))
-        return Access(self.value, self.offset, normal)
+        return Access(self.value, self.offset, tuple(0 if n == 1 else s for n, s in zip(dims, strides, strict=True)))
 
 
 def view_strides(shape: tuple[int, ...], strides: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...] | None:

@@ -111,8 +111,7 @@ def upsample_nearest_backward(
 def _position(c: Context, size: int, out: int, scale: float | None, align: bool) -> tuple[Ref, int]:
     """The position of each output element among the inputs: numerators i64 (out,) over one denominator, clamped."""
     if align:
-        steps = max(out - 1, 1)
-        return c.b.iota((out,), (size - 1 if out > 1 else 0,)), steps
+        return c.b.iota((out,), (size - 1 if out > 1 else 0,)), max(out - 1, 1)
     ratio = _ratio(size, out, scale)
     whole = 2 * ratio.denominator
     ramp = c.b.iota((out,), (2 * ratio.numerator,), ratio.numerator - ratio.denominator)
@@ -205,8 +204,7 @@ def _border(c: Context, x: Ref, padding: Sequence[int], reflect: bool) -> Ref:
         ramp = c.b.iota((n + before + after,), (1,), -before)
         if reflect:
             last = c.b.i64(n - 1)
-            mirrored = c.b.abs(c.b.sub(last, c.b.abs(ramp)))
-            indices.append(c.b.sub(last, mirrored))
+            indices.append(c.b.sub(last, c.b.abs(c.b.sub(last, c.b.abs(ramp)))))
         else:
             indices.append(c.b.clamp(ramp, 0, n - 1))
     return _places(c, indices, space)
@@ -389,8 +387,7 @@ def _mirrored(c: Context, at: Ref, slope: Ref, low: float, span: float) -> tuple
     rest = b.sub(size, b.scale(turns, span))
     half = b.scale(turns, 0.5)
     is_even = b.eq(elementwise.floor(c, half, up=False), half)
-    forwards = b.ne(b.lt(away, b.const(0.0)), is_even)
-    slope = b.where(forwards, slope, b.neg(slope))
+    slope = b.where(b.ne(b.lt(away, b.const(0.0)), is_even), slope, b.neg(slope))
     return b.add(b.where(is_even, rest, b.sub(b.const(span), rest)), first), slope
 
 
@@ -406,8 +403,7 @@ class _Corner:
 
     def weight(self, b: Builder, direction: int | None = None) -> Ref:
         """The product of its taps' weights, or how it changes with the grid's number of a direction; (N, outs)."""
-        factors = [tap.slope if d == direction else tap.weight for d, tap in enumerate(self.taps)]
-        return reduce(b.mul, factors)
+        return reduce(b.mul, [tap.slope if d == direction else tap.weight for d, tap in enumerate(self.taps)])
 
 
 def _corners(c: Context, image: Ref, grid: Ref, mode: int, padding: int, align: bool) -> Iterator[_Corner]:
@@ -426,10 +422,8 @@ def _corners(c: Context, image: Ref, grid: Ref, mode: int, padding: int, align: 
         assert place is not None
         assert inside is not None
         whole = place.unsqueeze(1).expand((*image.shape[:2], *place.shape[1:]))
-        strides = (*image.strides[:2], *(0 for _ in sizes))
-        found = b.gather(image, whole, 1, image.strides[1], strides)
-        outside = b.i64(-1)
-        yield _Corner(taps, b.where(inside, place, outside), b.where(inside.unsqueeze(1), found, b.const(0.0)))
+        found = b.gather(image, whole, 1, image.strides[1], (*image.strides[:2], *(0 for _ in sizes)))
+        yield _Corner(taps, b.where(inside, place, b.i64(-1)), b.where(inside.unsqueeze(1), found, b.const(0.0)))
 
 
 @lowers("grid_sampler_2d.default", "grid_sampler_3d.default")
@@ -463,7 +457,6 @@ def grid_sample_backward(
 def _put_corners(c: Context, parts: Sequence[tuple[_Corner, Ref]], image: Ref) -> Ref:
     """The exact sum, for each element, of the parts at its place; what lies outside goes nowhere."""
     b, shape = c.b, image.shape
-    flat = (*shape[:2], -1)
-    sources = b.cat([b.reshape(part, flat) for _, part in parts], 2)
+    sources = b.cat([b.reshape(part, (*shape[:2], -1)) for _, part in parts], 2)
     places = b.cat([b.reshape(corner.place, (shape[0], 1, -1)) for corner, _ in parts], 2)
     return b.put(sources, places.expand(sources.shape), shape, range(2, len(shape)))

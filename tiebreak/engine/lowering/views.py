@@ -43,8 +43,7 @@ def squeeze(_c: Context, x: Ref, dims: Sequence[int]) -> Ref:
 @lowers("slice.Tensor")
 def slice_(_c: Context, x: Ref, d: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Ref:
     """Part of a dim."""
-    size = x.shape[x.dim(d)]
-    return x.slice(d, 0 if start is None else start, size if end is None else end, step)
+    return x.slice(d, 0 if start is None else start, x.shape[x.dim(d)] if end is None else end, step)
 
 
 @lowers("narrow_copy.default")
@@ -168,5 +167,4 @@ def slice_scatter(
     d = x.dim(d)
     span = range(x.shape[d])[start:end:step]
     lo = [span.start if e == d else 0 for e in range(x.rank)]
-    steps = [step if e == d else 1 for e in range(x.rank)]
-    return c.b.window(x.shape, c.ref(src), lo, step=steps, outside=c.ref(x))
+    return c.b.window(x.shape, c.ref(src), lo, step=[step if e == d else 1 for e in range(x.rank)], outside=c.ref(x))

@@ -231,8 +231,7 @@ def total_norm(b: Builder, gradients: dict[str, Ref]) -> Ref:
     Each gradient's sum of squares is exact and rounded once. These sums are added one after the other, in the model's
     order of parameters, and the root is correctly rounded.
     """
-    squares = [sum_of_squares(b, g) for g in gradients.values()]
-    return b.map(MapFunction.SQRT, reduce(b.add, squares))
+    return b.map(MapFunction.SQRT, reduce(b.add, [sum_of_squares(b, g) for g in gradients.values()]))
 
 
 # After the update: a moving average of the parameters, 3 elementwise instructions for each. Training does not read it.
@@ -423,8 +422,7 @@ def _factored(b: Builder, p: TrainedParameter, weight: Ref, floor: float, result
     col_mean = b.div(b.dot(g, g, [-2], keepdim=True), b.const(float(g.shape[-2])))
     row = _towards(b, f"row_var.{p.name}", row_mean, weight, result)
     col = _towards(b, f"col_var.{p.name}", col_mean, weight, result)
-    mean = b.map(MapFunction.MAX, b.mean(row, [-2], keepdim=True), b.const(floor))
-    return b.mul(b.div(row, mean), col)
+    return b.mul(b.div(row, b.map(MapFunction.MAX, b.mean(row, [-2], keepdim=True), b.const(floor))), col)
 
 
 _RULES: Final[dict[type, Callable[[Builder, Any, int, Sequence[TrainedParameter], Update], None]]] = {

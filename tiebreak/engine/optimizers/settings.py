@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from glob import escape
 from itertools import pairwise
 from math import isfinite, sqrt
-from typing import Final
+from typing import Final, dataclass_transform
 
 from torch import nn
 
@@ -106,9 +106,10 @@ _FIELDS: Final[dict[str, Expectation]] = {
 """The values that settings of optimizers may have; Adafactor's eps is another."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 class OptimizerSettings:
-    """The settings that all optimizers have.
+    """The settings that all optimizers have; those of each one are a frozen dataclass, too.
 
     lr: the base rate, which the task's schedule multiplies. weight_decay: added to the gradient, or of the parameter
     itself, as the optimizer says. groups: parameters with settings of their own, see `Group`.
@@ -120,11 +121,13 @@ class OptimizerSettings:
     weight_decay: float = 0.0
     groups: tuple[Group, ...] = ()
 
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
+
     def __post_init__(self) -> None:
         require_fields(self, **{field.name: _FIELDS[field.name] for field in fields(self)})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SGD(OptimizerSettings):
     """`torch.optim.SGD`: buf = momentum * buf + (1 - dampening) * (grad + weight_decay * p); p -= lr * buf.
 
@@ -136,13 +139,12 @@ class SGD(OptimizerSettings):
     dampening: float = 0.0
 
     def __post_init__(self) -> None:
-        OptimizerSettings.__post_init__(self)
+        super().__post_init__()
         require(not self.nesterov or self.momentum > 0, "momentum > 0 with nesterov", self.momentum)
         require(not self.nesterov or self.dampening == 0, "no dampening with nesterov", self.dampening)
         require(self.momentum > 0 or self.dampening == 0, "momentum > 0 with dampening", self.momentum)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Adam(OptimizerSettings):
     """`torch.optim.Adam`: weight decay is added to the gradient (L2).
 
@@ -154,14 +156,12 @@ class Adam(OptimizerSettings):
     amsgrad: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AdamW(Adam):
     """`torch.optim.AdamW`: Adam with decoupled weight decay."""
 
     weight_decay: float = 0.01
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Adafactor(OptimizerSettings):
     """`torch.optim.Adafactor`: second moments kept as a row and a column, steps relative to the parameter's own size.
 
@@ -186,7 +186,6 @@ class Adafactor(OptimizerSettings):
         require(fits, f"eps as a pair: {words}", self.eps)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RMSprop(OptimizerSettings):
     """`torch.optim.RMSprop`: s = alpha * s + (1 - alpha) * g^2; p -= lr * g / (sqrt(s) + eps), with weight decay in g.
 
@@ -200,7 +199,6 @@ class RMSprop(OptimizerSettings):
     centered: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Adagrad(OptimizerSettings):
     """`torch.optim.Adagrad`: s += g^2; p -= lr / (1 + (t - 1) * lr_decay) * g / (sqrt(s) + eps), with decay in g."""
 
@@ -210,7 +208,6 @@ class Adagrad(OptimizerSettings):
     eps: float = 1e-10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NAdam(OptimizerSettings):
     """`torch.optim.NAdam`: Adam with Nesterov momentum (Dozat 2016), whose share grows with t.
 
@@ -224,7 +221,6 @@ class NAdam(OptimizerSettings):
     decoupled_weight_decay: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RAdam(OptimizerSettings):
     """`torch.optim.RAdam`: Adam whose second moment counts only once its variance is tractable (Liu et al. 2020).
 
@@ -237,7 +233,6 @@ class RAdam(OptimizerSettings):
     decoupled_weight_decay: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Lion(OptimizerSettings):
     """Lion (Chen et al. 2023), which torch does not have: p -= lr * sign(b1 * m + (1 - b1) * g); m follows g with b2.
 

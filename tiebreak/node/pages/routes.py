@@ -181,8 +181,7 @@ class _Pages:
                 "place": source.place()}  # fmt: skip
 
     def _html(self, template: str, shown: Mapping[str, object], status: int = 200) -> Response:
-        text = self._templates.get_template(template).render(shown)
-        return HTMLResponse(text, status_code=status, headers=HEADERS)
+        return HTMLResponse(self._templates.get_template(template).render(shown), status_code=status, headers=HEADERS)
 
 
 def _query(request: Request) -> PageQuery:

@@ -149,8 +149,7 @@ def read_log(topics: Sequence[bytes], data: bytes) -> tuple[str, dict[str, Any]]
     if event is None:
         return None
     # Every indexed field of these contracts is one word, so its topic holds the value itself and not a hash.
-    indexed = [field for field in event.inputs if field.indexed]
-    values = decode_fields(indexed, b"".join(topics[1:]))
+    values = decode_fields([field for field in event.inputs if field.indexed], b"".join(topics[1:]))
     values |= decode_fields([field for field in event.inputs if not field.indexed], data)
     return event.name, {field.name: values[field.name] for field in event.inputs}
 

@@ -64,8 +64,7 @@ def shuffle(index: int, seed: int, epoch: int, n: int, stream: int, *, inverse: 
     while True:
         left, right = (x & mask, x >> width) if inverse else (x >> width, x & mask)
         for q in reversed(range(SHUFFLE_ROUNDS)) if inverse else range(SHUFFLE_ROUNDS):
-            word = philox4x32((right, SHUFFLE_MARK + q, epoch & MASK, stream), key)[0]
-            left, right = right, left ^ word & mask
+            left, right = right, left ^ philox4x32((right, SHUFFLE_MARK + q, epoch & MASK, stream), key)[0] & mask
         x = right << width | left if inverse else left << width | right
         if x < n:
             return x

@@ -262,8 +262,7 @@ def _sine_estimate(n: int, e: int, bits: int, quarter: int) -> Estimate:
         return Estimate(n * s, e - w, n * error)
     k, r = _reduce(n, e, w) if n.bit_length() + e > 0 else (0, _fixed(n, e, w))
     k += quarter
-    y = r * r >> w
-    series, error = odd_series(y, w, -1, 1 - (k & 1))
+    series, error = odd_series(r * r >> w, w, -1, 1 - (k & 1))
     magnitude, error = (series, error + 3) if k & 1 else (abs(r) * series >> w, error + 5)
     below_zero = (k & 2 != 0) != (k & 1 == 0 and r < 0)
     return Estimate(-magnitude if below_zero else magnitude, -w, error)

@@ -159,8 +159,7 @@ class PublicJob:
     @property
     def parting(self) -> int:
         """The instant after which the client may part."""
-        end = self.accepted + self.job.deadline
-        return self.window_end if self.has_final_head else min(self.window_end, end)
+        return self.window_end if self.has_final_head else min(self.window_end, self.accepted + self.job.deadline)
 
     @property
     def due(self) -> int:

@@ -74,15 +74,18 @@ Work = Train | Replay | Audit | CheckLogs | Gather
 # ---------------------------------------------------------------- events
 
 
-@dataclass(frozen=True, kw_only=True)
 @dataclass_transform(frozen_default=True, kw_only_default=True)
-class EventBase:
-    """Base class of events. at: the instant at which the driver saw it, in seconds of the chain's time."""
-
-    at: int
+class Notice:
+    """Base class of what passes between a machine and its driver: each subclass is a frozen dataclass."""
 
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True, kw_only=True)(cls)
+
+
+class EventBase(Notice):
+    """Base class of events. at: the instant at which the driver saw it, in seconds of the chain's time."""
+
+    at: int
 
 
 class Started(EventBase):
@@ -200,68 +203,59 @@ Event = Started | Tick | BoardChanged | Message | Arrived | Done | Mined | Refus
 # ---------------------------------------------------------------- actions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppendRecord:
+class AppendRecord(Notice):
     """Append an entry to the journal and sync it before any later action is carried out."""
 
     place: Place
     data: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfferJob:
+class OfferJob(Notice):
     """Ask a job's trainer for its signature."""
 
     job: Job
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SignJob:
+class SignJob(Notice):
     """Send a client the trainer's signature under its job. An empty signature declines."""
 
     job: Job
     signature: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShowHead:
+class ShowHead(Notice):
     """Show a head to everyone."""
 
     head: SignedHead
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShowLogReceipt:
+class ShowLogReceipt(Notice):
     """Send a trainer the receipt for the logs of one of its heads."""
 
     receipt: LogReceipt
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShowConcession:
+class ShowConcession(Notice):
     """Send an auditor the trainer's concession of a head to it."""
 
     concession: Concession
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShowMove:
+class ShowMove(Notice):
     """Send a signed message of a game to the other side."""
 
     game_id: Digest
     wire: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShowReceipt:
+class ShowReceipt(Notice):
     """Acknowledge a state of a game to the other side."""
 
     game_id: Digest
     receipt: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishRun:
+class PublishRun(Notice):
     """Publish what an auditor needs of a run up to a checkpoint, including its rounding logs if `logs` is set."""
 
     job_id: Digest
@@ -269,23 +263,20 @@ class PublishRun:
     logs: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchRun:
+class FetchRun(Notice):
     """Fetch what has been published of a run up to a checkpoint."""
 
     job_id: Digest
     count: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class Start(Notice):
     """Start some work, unless it is already under way."""
 
     work: Work
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transact:
+class Transact(Notice):
     """Send a transaction if it would not revert now, unless one with this name is already waiting.
 
     The driver tries it on the newest block alone, at the time of the next one. Waiting transactions have no say, since
@@ -299,16 +290,14 @@ class Transact:
     untried: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alarm:
+class Alarm(Notice):
     """Tell the machine's owner something. If `is_error`, a person has to act; otherwise the machine handles it."""
 
     is_error: bool
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wake:
+class Wake(Notice):
     """Send a `Tick` at this instant. A later `Wake` need not cancel it: extra ticks do no harm."""
 
     at: int

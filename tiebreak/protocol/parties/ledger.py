@@ -252,8 +252,7 @@ class Ledger:
     def _slash(self, found: PublicJob, prover: Address, now: int) -> None:
         job, half = found.job, found.job.trainer_stake // 2
         self._end(found, JobStatus.SLASHED, now, {job.client: job.reward})
-        relief = found.relief * len(self.board.open_games(found.id))
-        self._pay(prover, half - relief)
+        self._pay(prover, half - found.relief * len(self.board.open_games(found.id)))
         self._pay(BURNED, job.trainer_stake - half)
 
     def _end(self, found: PublicJob, status: JobStatus, now: int, paid: dict[Address, int]) -> None:

@@ -172,8 +172,7 @@ class PartyMachine:
         sent = [(other, sending.wei) for other, sending in self._sending.items() if sending.is_pending]
         promised = wei + spare + sum(more for _, more in sent)
         of_job = self.board.exposure(self.address, job.id) + sum(more for other, more in sent if job.id in other)
-        in_all = self.board.exposure(self.address) + promised
-        reason = self.means.objection(of_job=of_job + wei, in_all=in_all)
+        reason = self.means.objection(of_job=of_job + wei, in_all=self.board.exposure(self.address) + promised)
         if not reason and (reason := self.means.shortage(promised)):
             self._is_short = True
             if urgent:

@@ -137,8 +137,7 @@ class TabledSum:
         if not self._tables.out:
             return Partial(total, (size,), call.roundings, None)
         rows, columns = torch.split(size.view(task.batches, -1), [task.m, task.n], 1)
-        shaped = total.view(task.batches, task.m, task.n)
-        return Partial(shaped, (rows, columns), call.roundings, self._tables.source)
+        return Partial(total.view(task.batches, task.m, task.n), (rows, columns), call.roundings, self._tables.source)
 
     def _plan(self, threads: int) -> tuple[_Contraction, object]:
         call = self._prepare(threads, whole=True)

@@ -92,8 +92,7 @@ class Digits:
 
     def integers(self) -> list[int]:
         """The sums in units of 2^LEAST."""
-        rows = self.values.T.tolist()
-        return [sum(digit << (_BITS * at) for at, digit in enumerate(row)) for row in rows]
+        return [sum(digit << (_BITS * at) for at, digit in enumerate(row)) for row in self.values.T.tolist()]
 
 
 # ---- single elements of an instruction ----

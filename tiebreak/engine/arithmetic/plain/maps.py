@@ -93,29 +93,21 @@ def _i64_to_f32(value: Tensor) -> Tensor:
     return exact
 
 
+_NAMED: Final = ("add", "sub", "mul", "div", "neg", "abs", "lt", "le", "eq", "ne", "where")
+"""The functions that torch has by the same name, and computes as they are."""
 _FUNCTIONS: Final[dict[MapFunction, Function]] = {
+    **{MapFunction[name.upper()]: _direct(getattr(torch, name)) for name in _NAMED},
     MapFunction.COPY: _copied(lambda x: x),
-    MapFunction.ADD: _direct(torch.add),
-    MapFunction.SUB: _direct(torch.sub),
-    MapFunction.MUL: _direct(torch.mul),
-    MapFunction.DIV: _direct(torch.div),
     # torch.sqrt of f32 on CPUs is MKL's, which is not correctly rounded: it takes 0x3f7fffff to 1. In FP64 an error of
     # some ulp is harmless: the significand s of a root, 2^23 <= s < 2^24, and a midpoint m of two f32 differ by
     # |s^2 - m^2| / (s + m) >= (1/4) / 2^25 = 2^-27, that is 4 ulp of FP64.
     MapFunction.SQRT: _copied(lambda x: x.to(torch.float64).sqrt_()),
     MapFunction.BF16: _copied(lambda x: x.to(torch.bfloat16)),
-    MapFunction.NEG: _direct(torch.neg),
-    MapFunction.ABS: _direct(torch.abs),
     MapFunction.MAX: _plus_zero(torch.maximum),
     MapFunction.MIN: _plus_zero(torch.minimum),
-    MapFunction.LT: _direct(torch.lt),
-    MapFunction.LE: _direct(torch.le),
-    MapFunction.EQ: _direct(torch.eq),
-    MapFunction.NE: _direct(torch.ne),
     MapFunction.AND: _direct(torch.logical_and),
     MapFunction.OR: _direct(torch.logical_or),
     MapFunction.NOT: _direct(torch.logical_not),
-    MapFunction.WHERE: _direct(torch.where),
     MapFunction.FLOORDIV: _copied(_floordiv),
     MapFunction.MOD: _copied(_mod),
 }
@@ -141,12 +133,7 @@ _RELATIVE: Final = 17 * 2.0**-52
 """The relative error bound: 16 ulp plus the roundings of the two products."""
 
 FP64: Final[dict[MapFunction, Callable[[Tensor], Tensor]]] = {
-    MapFunction.EXP: torch.exp,
-    MapFunction.LOG: torch.log,
-    MapFunction.TANH: torch.tanh,
-    MapFunction.ERF: torch.erf,
-    MapFunction.SIN: torch.sin,
-    MapFunction.COS: torch.cos,
+    function: getattr(torch, function.name.lower()) for function in TRANSCENDENTAL_FUNCTIONS
 }
 
 

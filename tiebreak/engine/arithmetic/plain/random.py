@@ -126,6 +126,5 @@ def _network(x: Words, epoch: Words | int, seed: int, params: ShuffleParams) -> 
     mask = (np.uint64(1) << width) - np.uint64(1)
     left, right = x >> width, x & mask
     for q in range(SHUFFLE_ROUNDS):
-        word = philox((right, SHUFFLE_MARK + q, epoch, params.stream), seed)[0]
-        left, right = right, left ^ (word & mask)
+        left, right = right, left ^ (philox((right, SHUFFLE_MARK + q, epoch, params.stream), seed)[0] & mask)
     return (left << width) | right

@@ -159,8 +159,7 @@ def angle(c: Context, x: Complex) -> Ref:
     b, zero = c.b, c.b.const(0.0)
     real, imag = (b.where(b.eq(part, zero), b.div(b.const(1.0), part), part) for part in (x.real, x.imag))
     nowhere = b.both(b.eq(x.real, zero), b.eq(x.imag, zero))
-    found = RULES["atan2.default"](_real(c), b.abs(x.imag), b.where(nowhere, real, x.real))
-    return b.signed(found, imag)
+    return b.signed(RULES["atan2.default"](_real(c), b.abs(x.imag), b.where(nowhere, real, x.real)), imag)
 
 
 def power(c: Context, x: Complex, exponent: Scalar | complex) -> Complex:
