@@ -41,8 +41,7 @@ def dispute(run: Path, replay: Path, count: int | None, machine: Machine, as_jso
     for folder in (run, replay):
         api.reading.open_directory(folder)  # before torch
     defended, own = api.disputes.open_both(run, replay)
-    found = api.disputes.dispute(defended, own, machine, count)
-    if found is None:
+    if (found := api.disputes.dispute(defended, own, machine, count)) is None:
         same = f"nothing to dispute: head {count or len(defended.heads())} has the root of {replay}"
         click.echo(json.dumps({"loser": None, "sentence": same}) if as_json else same)
         return NOTHING_TO_DISPUTE

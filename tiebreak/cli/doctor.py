@@ -36,6 +36,5 @@ def doctor(machine: Machine, device: str | None, pure: bool, as_json: bool) -> N
         row(f"device {verdict.device}, {verdict.path}", result)
     if as_json:
         opt.tell(api.qualification.document(kernels, found), as_json=True)
-    problems = [verdict.problem for verdict in found if not verdict.exact]
-    if problems:
+    if problems := [verdict.problem for verdict in found if not verdict.exact]:
         raise ConfigurationError(problems[0])

@@ -67,8 +67,7 @@ def _follow(
         rules = watch.rules(now)
         if is_over:
             return rules, last
-        standings = {rule.name: str(rule.standing) for rule in rules}
-        if standings != before:
+        if (standings := {rule.name: str(rule.standing) for rule in rules}) != before:
             changed = rules if as_json else [rule for rule in rules if before.get(rule.name) != rule.standing]
             click.echo(_told(changed, last, as_json=as_json))
         before = standings

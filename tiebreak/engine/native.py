@@ -149,8 +149,7 @@ def _load(beside: str, functions: tuple[tuple[str, tuple[Any, ...]], ...]) -> Bu
     source = Path(beside).with_suffix(".c")
     if (built := _load_prebuilt(source, functions)) is not None:
         return built
-    compiler = _compiler()
-    if compiler is None:
+    if (compiler := _compiler()) is None:
         return Build(None, "no C compiler found; install cc, gcc or clang, or set CC")
     try:
         directory = cache_directory() / "native"

@@ -69,8 +69,7 @@ def is_folder(entry: "os.DirEntry[str]") -> bool:
 
 def synced(descriptor: int) -> None:
     """Waits until a file, or the names in a folder, are on the disk; on macOS, until they have left its cache."""
-    full = getattr(_fcntl, "F_FULLFSYNC", None)
-    if full is not None:
+    if (full := getattr(_fcntl, "F_FULLFSYNC", None)) is not None:
         with suppress(OSError):  # not every file system has it
             _fcntl.fcntl(descriptor, full)
             return

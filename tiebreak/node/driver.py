@@ -198,8 +198,7 @@ class Driver(PostingDriver):
             self.publish_run(e.PublishRun(job_id=job_id, count=0, logs=False))
         if isinstance(statement, e.SignJob) and statement.signature:
             self._signatures[job_id] = statement.signature
-        is_new = super().say(statement)
-        if is_new:
+        if is_new := super().say(statement):
             self.notes.info("say", log.statement(statement), job=job_id.hex()[:8])
         return is_new
 

@@ -157,8 +157,7 @@ class Journal:
     def fact_once(self, name: str, make: Callable[[], bytes]) -> bytes:
         """A fact that never changes, made at the first call."""
         with self._mutex:
-            found = self.fact(name)
-            if found is None:
+            if (found := self.fact(name)) is None:
                 found = make()
                 self.keep_fact(name, found)
             return found

@@ -394,8 +394,7 @@ def _complete_layout(path: Path, job: Job) -> None:
 def _copy(source: FileIO, target: FileIO, part: FilePart) -> None:
     left = part.size
     while left:
-        data = source.read(min(left, COPY_BYTES))
-        if not data:
+        if not (data := source.read(min(left, COPY_BYTES))):
             raise EncodingError(f"{part.name}: expected {part.size} bytes, got {part.size - left}")
         write_whole(target, memoryview(data))
         left -= len(data)

@@ -98,7 +98,6 @@ def work(done: e.Work) -> str:
 def game(found: PublicGame) -> str:
     if found.void:
         return "void: the job was slashed for another reason"
-    verdict = found.state.verdict
-    if verdict is None:
+    if (verdict := found.state.verdict) is None:
         return "open"
     return f"{verdict.winner.name.lower()} wins: {verdict.reason.name.lower().replace('_', ' ')}"

@@ -52,8 +52,7 @@ class OwnerView:
 
     def _note_node(self) -> None:
         """Note the blocks whose logs the node leaves out, once, and those where nobody could tell."""
-        light_client = self.board_source.light_client
-        if light_client is None:
+        if (light_client := self.board_source.light_client) is None:
             return
         hidden = light_client.hidden()
         if hidden and not self.shown.get("withheld"):
@@ -121,8 +120,7 @@ class OwnerView:
 
     def show(self) -> None:
         """Write `status.json` atomically, for monitoring tools."""
-        found = self.status()
-        if found == self.shown:
+        if (found := self.status()) == self.shown:
             return
         self.shown = found
         path = self._journal.folder / STATUS

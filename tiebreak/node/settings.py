@@ -178,8 +178,7 @@ class Settings:
     def wei(self, name: str) -> int:
         """An amount in wei. Raises `ConfigurationError`."""
         text = getattr(self, name)
-        found = re.fullmatch(r"([0-9]{1,12})(?:\.([0-9]{1,18}))?", text)
-        if found is None:
+        if (found := re.fullmatch(r"([0-9]{1,12})(?:\.([0-9]{1,18}))?", text)) is None:
             raise ConfigurationError(f"{self.path}: {name}: expected ether such as 0.25, got {text!r}")
         return int(found[1]) * 10**18 + int((found[2] or "0").ljust(18, "0"))
 
@@ -199,8 +198,7 @@ class Settings:
 
 
 def _hex(path: Path, name: str, text: str, size: int) -> bytes:
-    found = re.fullmatch(rf"(?:0x)?([0-9a-fA-F]{{{2 * size}}})", text)
-    if found is None:
+    if (found := re.fullmatch(rf"(?:0x)?([0-9a-fA-F]{{{2 * size}}})", text)) is None:
         raise ConfigurationError(f"{path}: {name}: expected {2 * size} hexadecimal digits, got {text!r}")
     return bytes.fromhex(found[1])
 

@@ -194,8 +194,7 @@ class TaskQueue:
         with self._changed:
             while not self._stopped:
                 now = time.monotonic()
-                ready = [waiting for waiting in self._tasks if self._due(waiting) <= now]
-                if ready:
+                if ready := [waiting for waiting in self._tasks if self._due(waiting) <= now]:
                     self._now = min(ready, key=lambda waiting: waiting.order)
                     self._tasks.remove(self._now)
                     return self._now

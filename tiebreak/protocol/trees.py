@@ -62,8 +62,7 @@ def verify(root: bytes, depth: int, position: int, leaf: bytes, siblings: Sequen
         raise ProofError(f"expected a position below {1 << depth}, got {position}")
     if len(siblings) != depth or any(len(s) != 32 for s in siblings):  # (2)
         raise ProofError(f"expected {depth} siblings of 32 bytes, got {len(siblings)}")
-    found = fold(leaf, position, siblings)
-    if found != root:  # (3)
+    if (found := fold(leaf, position, siblings)) != root:  # (3)
         raise ProofError(f"expected root {bytes(root).hex()}, got {found.hex()} from position {position}")
 
 

@@ -104,8 +104,7 @@ def audit_whole(trainer: RunDirectory, folder: Path, machine: Machine, *, quiet:
     Continues a replay of which this user's audits made every record, in `folder`. Raises `ConfigurationError` if
     nothing is signed yet, or if the folder holds anything else; a refused audit makes no folder.
     """
-    head = trainer.last_head()
-    if head is None:
+    if (head := trainer.last_head()) is None:
         raise ConfigurationError(
             f"{trainer.path}: expected at least one signed head, got none; train with the key that signs them"
         )

@@ -36,8 +36,7 @@ def on_stderr(title: str, steps: int, done: int = 0, *, quiet: bool = False) -> 
 
 class _Speed(ProgressColumn):
     def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
-        if speed is None:
+        if (speed := task.finished_speed or task.speed) is None:
             return Text("")
         return Text(f"{speed:.3g} steps/s" if speed < 100 or speed >= 1e5 else f"{speed:,.0f} steps/s")
 

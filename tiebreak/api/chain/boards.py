@@ -81,8 +81,7 @@ class HubBoard:
         return [event for event in found if game_id in (None, event.values.get("gameId"))]
 
     def job_state(self, job_id: Digest) -> JobRecord:
-        found = self._ledger.board.jobs.get(job_id)
-        if found is None:
+        if (found := self._ledger.board.jobs.get(job_id)) is None:
             return cast("JobRecord", SimpleNamespace(status=JobStatus.NONE))
         signed = {field.name: getattr(found.job, field.name) for field in fields(Job)}
         names = ("status", "head_count", "last_progress", "accepted", "audit_end", "receipts", "crowd")
@@ -92,8 +91,7 @@ class HubBoard:
         return cast("JobRecord", SimpleNamespace(**signed, **changed, **roots, open_games=open_games))
 
     def game_state(self, game_id: Digest) -> GameRecord:
-        game = self._ledger.board.games.get(game_id)
-        if game is None:
+        if (game := self._ledger.board.games.get(game_id)) is None:
             return cast("GameRecord", SimpleNamespace(phase=0))
         names = ("level", "height", "position", "node", "last", "defender_rest", "challenger_rest")
         walked = {name: getattr(game.state, name) for name in names}

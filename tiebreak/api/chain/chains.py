@@ -82,8 +82,7 @@ def check(chain: Chain, path: Path) -> dict[str, Address]:
     for name, address in addresses.items():
         if found[name] != address:
             raise ContractMismatch(name, address, f"a board that uses the one at {_hex(found[name])}")
-        code_hash = _code_hash(chain, address)
-        if code_hash != hashes[name]:  # (4)
+        if (code_hash := _code_hash(chain, address)) != hashes[name]:  # (4)
             raise VerificationError(f"{name}: expected code of hash {_hex(hashes[name])}, got {_hex(code_hash)}")
     return addresses
 

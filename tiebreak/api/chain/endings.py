@@ -25,8 +25,7 @@ def ending_of(chain: Chain, head: Head, first_block: int = 0) -> tuple[Logged, t
     """The log of a job's settlement with this head, and the seats paid since a block. Raises like `check_settled`."""
     check_settled(chain, head)
     found = chain.events(head.job_id, first_block)
-    settled = [_logged(event) for event in found if event.name == "JobSettled"]
-    if not settled:
+    if not (settled := [_logged(event) for event in found if event.name == "JobSettled"]):
         raise StateError(f"expected the event of a settlement since block {first_block}, got none from the node")
     return settled[0], tuple(
         Seat(auditor=Address(bytes(event.values["auditor"])), number=int(event.values["seat"]), paid=_logged(event))

@@ -98,16 +98,14 @@ def concede(chain: Chain, run: RunDirectory, key: PrivateKey, prover: Address) -
 
 def withdraw(chain: Chain, key: PrivateKey, to: Address | None = None) -> SentTransaction:
     """Withdraws all that the board owes to the key's account. Raises `StateError` if that is nothing."""
-    amount = chain.credit(key.address)
-    if not amount:
+    if not (amount := chain.credit(key.address)):
         raise StateError(f"expected credit of 0x{key.address.hex()} on the board, got none")
     return _sent(chain, key, tx.Withdraw(to=key.address if to is None else to), ether(amount))
 
 
 def signed_head(run: RunDirectory, count: int | None) -> SignedHead:
     """The signed head of this count [default: the last]. Raises `StateError` if there is none."""
-    heads = [head for head in run.heads() if count in (None, head.head.count)]
-    if not heads:
+    if not (heads := [head for head in run.heads() if count in (None, head.head.count)]):
         which = "a signed head" if count is None else f"a signed head of count {count}"
         raise StateError(f"{run.path}: expected {which}, got none")
     return heads[-1]

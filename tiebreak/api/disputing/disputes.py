@@ -62,8 +62,7 @@ class Dispute:
     def sentence(self) -> str:
         """One sentence that locates the difference, from the checkpoint down to the element, as far as the game got."""
         ended = self.summary if self.located is self.final else describe(self.final, self.program)
-        place = _place(self.final, ended, self.program)
-        if not place:
+        if not (place := _place(self.final, ended, self.program)):
             return "the signed root does not open to checkpoints"
         found = f"the run leaves the program first in {', '.join(place)}"
         if self.located is self.final:
@@ -91,8 +90,7 @@ def dispute(defended: RunDirectory, own: RunDirectory, machine: Machine, count: 
     count: the number of checkpoints that the head covers. Returns None if the head is what the program produces. Raises
     `ConfigurationError` if there is no such head, `StateError` if the replay has not got that far.
     """
-    heads = {head.head.count: head for head in defended.heads()}
-    if not heads:
+    if not (heads := {head.head.count: head for head in defended.heads()}):
         raise ConfigurationError(
             f"{defended.path}: expected at least one signed head, got none; nothing to dispute yet"
         )

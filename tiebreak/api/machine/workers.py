@@ -81,8 +81,7 @@ class Channel:
         self._heard += data
         found = []
         while len(self._heard) >= 4:
-            length = int.from_bytes(self._heard[:4], "big")
-            if length > self.limit:
+            if (length := int.from_bytes(self._heard[:4], "big")) > self.limit:
                 raise EncodingError(f"expected a record of at most {self.limit} bytes, got one of {length}")
             if len(self._heard) < 4 + length:
                 break

@@ -50,8 +50,7 @@ def dossier(source: FormatSource) -> bytes:
 def dossier_again(source: FormatSource, data: bytes) -> bytes:
     """The page as it has to be, for the same answers and the signers that it names."""
     text = data.decode(errors="replace")
-    found = _ABOUT.search(text)
-    if found is None:
+    if (found := _ABOUT.search(text)) is None:
         raise EncodingError("expected a dossier with what was declared, got another page")
     named = {bytes.fromhex(address) for address in _SIGNER.findall(text)}
     signed = replace(source.signed, signers=[signer for signer in source.signed.signers if signer in named])

@@ -101,8 +101,7 @@ class SignerKey(PrivateKey):
                 if len(answer) > MAX_ANSWER_BYTES:
                     raise OSError(f"expected a line of at most {MAX_ANSWER_BYTES} bytes, got more")
                 connection.settimeout(max(end - time.monotonic(), MIN_SECONDS))
-                data = connection.recv(MAX_ANSWER_BYTES)
-                if not data:
+                if not (data := connection.recv(MAX_ANSWER_BYTES)):
                     raise OSError("it ended the connection before its answer was complete")
                 answer += data
         return answer

@@ -159,8 +159,7 @@ class _Heartbeats:
         before = self._read()
         time.sleep(3 * BEAT)
         now, everyone = self._read(), range(self._exchange.workers)
-        gone = [w for w in everyone if w not in now or now[w][0] == before.get(w, (-1, 0))[0]]
-        if gone:
+        if gone := [w for w in everyone if w not in now or now[w][0] == before.get(w, (-1, 0))[0]]:
             return f"lost worker{'s' if len(gone) > 1 else ''} {', '.join(map(str, gone))} of {len(everyone)}"
         late = min(everyone, key=lambda w: now[w][1])
         return f"worker {late} of {len(everyone)} is alive, but did not answer the others in time"

@@ -123,8 +123,7 @@ def read_line(raw: bytes) -> ProcessStart | Sample:
 
 
 def _number(found: Mapping[str, Any], name: str, most: int, *, whole: bool = False) -> float | None:
-    value = found.get(name)
-    if value is None:
+    if (value := found.get(name)) is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
         raise EncodingError(f"expected a {'whole ' if whole else ''}number as {name}, got {value!r}")

@@ -246,8 +246,7 @@ class RunMonitor:
         self._checked = len(records)
 
     def _compare(self, step: int, signed: int) -> None:
-        told = self._losses.get(step)
-        if told is None:
+        if (told := self._losses.get(step)) is None:
             self._signed[step] = signed
             return
         self._bound += 1

@@ -101,8 +101,7 @@ class ArrayFile:
 
 def check_bools(what: object, data: memoryview) -> None:
     """Raises `EncodingError` unless every byte is 0 or 1: torch loads any byte as a bool, but no proof may open one."""
-    greatest = int(np.frombuffer(data, np.uint8).max(initial=0))
-    if greatest > 1:
+    if (greatest := int(np.frombuffer(data, np.uint8).max(initial=0))) > 1:
         raise EncodingError(f"{what}: expected bools of 0 and 1, got {greatest}")
 
 
@@ -150,8 +149,7 @@ def open_npy(path: Path) -> ArrayFile:
         if start[:6] != NPY_MAGIC or start[6] not in (1, 2) or start[7] != 0:
             raise EncodingError(f"{path}: expected a .npy file of version 1.0 or 2.0, got {start[:8]!r}")
         length = start[8:10] if start[6] == 1 else start[8:10] + _take(path, file, 2)
-        size = int.from_bytes(length, "little")
-        if size > MAX_NPY_HEADER:
+        if (size := int.from_bytes(length, "little")) > MAX_NPY_HEADER:
             raise EncodingError(f"{path}: expected a header of at most {MAX_NPY_HEADER} bytes, got {size}")
         header = _npy_header(path, _take(path, file, size))
         offset = file.tell()
@@ -191,8 +189,7 @@ def open_safetensors(path: Path) -> dict[str, ArrayFile]:
 
 def safetensors_in(path: Path, file: FileIO, stamp: Stamp) -> dict[str, ArrayFile]:
     """The same of a file that is open already, at its start."""
-    size = int.from_bytes(_take(path, file, 8), "little")
-    if size > MAX_SAFETENSORS_HEADER:
+    if (size := int.from_bytes(_take(path, file, 8), "little")) > MAX_SAFETENSORS_HEADER:
         raise EncodingError(f"{path}: expected a header of at most {MAX_SAFETENSORS_HEADER} bytes, got {size}")
     text = _take(path, file, size)
     try:
@@ -229,7 +226,6 @@ def _are_counts(values: object) -> bool:
 
 def _take(path: Path, file: FileIO, size: int) -> bytes:
     data = bytearray(size)
-    found = read_exactly(file, memoryview(data))
-    if found != size:
+    if (found := read_exactly(file, memoryview(data))) != size:
         raise EncodingError(f"{path}: expected {size} bytes of a header, got {found}")
     return bytes(data)

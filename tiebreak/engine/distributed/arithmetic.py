@@ -127,8 +127,7 @@ class SharedArithmetic(Arithmetic):
 
     def _agree(self, sums: Sequence["_Sum"]) -> None:
         """Agrees on the bounds of sums: workers may have different terms, and so different roundings."""
-        new = [each for each in sums if each.roundings is None]
-        if not new:
+        if not (new := [each for each in sums if each.roundings is None]):
             return
         worst = self.collectives.greatest([each.part.roundings for each in new], self.device)
         for each, roundings in zip(new, worst, strict=True):

@@ -293,8 +293,7 @@ class Partition:
             if split is None or (i.opcode == Opcode.RANDOM and split.outer > 1):
                 continue
             dims, rank, _ = _cut(*_space(i), _RESULT, split)
-            shared = along(dims, _RESULT, 0, split)
-            if shared is None:
+            if (shared := along(dims, _RESULT, 0, split)) is None:
                 continue
             self.layouts[index] = split
             self.ways[index] = Way(tuple(dims), rank, shared, tuple(False for _ in i.operands))

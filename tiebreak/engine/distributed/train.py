@@ -75,8 +75,7 @@ class SharedInterpreter(Interpreter):
         return False  # shards of f32 are gathered and exchanged
 
     def _shard(self, tensor: Tensor) -> Tensor:
-        split = self.partition.state_layout(tensor.shape)
-        if split is None:
+        if (split := self.partition.state_layout(tensor.shape)) is None:
             return tensor
         begin, end = share(split.size, self.arithmetic.exchange.worker, self.arithmetic.exchange.workers)
         return tensor.reshape(split.size, split.inner)[begin:end].clone()

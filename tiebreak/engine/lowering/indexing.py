@@ -377,8 +377,7 @@ def index_put(c: Context, x: Ref, indices: Sequence[Ref | None], values: Ref, ac
     b = c.b
     if not accumulate and any(index is not None and index.dtype == DType.BOOL for index in indices):
         return _masked(c, x, indices, values)
-    several = Indexed.of(c, x, indices)
-    if several is None:
+    if (several := Indexed.of(c, x, indices)) is None:
         return b.add(x, values.expand(x.shape)) if accumulate else values.expand(x.shape)
     if 0 in several.shape:
         return x

@@ -181,8 +181,7 @@ def _divides(space: Sizes, out: Sizes) -> Sizes | None:
 def adaptive_avg_pool(c: Context, x: Ref, out: Sequence[int]) -> Ref:
     """Sum of each window over its size; where sizes do not divide, a product with a matrix of ones and zeros."""
     rank = len(out)
-    kernel = _divides(x.shape[-rank:], tuple(out))
-    if kernel is not None:
+    if (kernel := _divides(x.shape[-rank:], tuple(out))) is not None:
         return avg_pool(c, x, kernel, rank=rank)
     mask, counts = _masks(c, x.shape[-rank:], tuple(out))
     return c.b.div(_weighted(c, x, mask, rank), counts)
@@ -193,8 +192,7 @@ def adaptive_avg_pool(c: Context, x: Ref, out: Sequence[int]) -> Ref:
 def adaptive_avg_pool_backward(c: Context, grad: Ref, x: Ref, *, rank: int) -> Ref:
     """Each element gets the sum of the shares of the windows that hold it."""
     space, out = x.shape[-rank:], grad.shape[-rank:]
-    kernel = _divides(space, out)
-    if kernel is not None:
+    if (kernel := _divides(space, out)) is not None:
         return avg_pool_backward(c, grad, x, kernel, kernel, (0,), rank=rank)
     mask, counts = _masks(c, space, out)
     return _weighted(c, c.b.div(grad, counts), mask.permute([*range(rank, 2 * rank), *range(rank)]), rank)

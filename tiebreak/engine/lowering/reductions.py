@@ -178,8 +178,7 @@ def cumsum(c: Context, x: Ref, d: int, **_: Any) -> Ref:
 
 def prefix_sums(c: Context, x: Ref, d: int) -> Ref:
     """Every prefix's sum along dim d of an i64, which wraps."""
-    n = x.shape[d]
-    if n > _LONG:
+    if (n := x.shape[d]) > _LONG:
         return _doubled(c, x, d, MapFunction.ADD)
     shape = tuple(2 * n - 1 if e == d else m for e, m in enumerate(x.shape))
     padded = c.b.window(shape, x, tuple(n - 1 if e == d else 0 for e in range(x.rank)))

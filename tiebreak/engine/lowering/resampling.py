@@ -83,8 +83,7 @@ def upsample_nearest(c: Context, x: Ref, out: Sequence[int], *scales: float | No
     """The element at floor(o * ratio), or of `exact` floor((o + 1/2) * ratio): a view or, if uneven, one gather."""
     rank, out = len(out), tuple(out)
     lead, space = x.shape[:-rank], x.shape[-rank:]
-    tiles = _tiles(space, out, scales or (None,) * rank)
-    if tiles is None:
+    if (tiles := _tiles(space, out, scales or (None,) * rank)) is None:
         return pick(c, x, _nearest(c, space, out, scales or (None,) * rank, centred), rank)
     for d in range(rank):
         x = x.unsqueeze(len(lead) + 2 * d + 1)
@@ -99,8 +98,7 @@ def upsample_nearest_backward(
     """Each element gets the exact sum of what was read from it: one sum over tiles, else a scatter_sum."""
     rank, out, shape = len(out), tuple(out), tuple(shape)
     lead, space = shape[:-rank], shape[-rank:]
-    tiles = _tiles(space, out, scales or (None,) * rank)
-    if tiles is None:
+    if (tiles := _tiles(space, out, scales or (None,) * rank)) is None:
         return _put(c, grad, _nearest(c, space, out, scales or (None,) * rank, centred), shape)
     return c.b.sum(c.b.reshape(grad, (*lead, *tiles)), [len(lead) + 2 * d + 1 for d in range(rank)])
 
@@ -241,8 +239,7 @@ def roll(c: Context, x: Ref, shifts: Sequence[int], dims: Sequence[int] = ()) ->
         return c.b.reshape(roll(c, c.b.reshape(x, (-1,)), shifts, [0]), x.shape)
     for shift, d in zip(shifts, dims, strict=True):
         n = x.shape[x.dim(d)]
-        first = -shift % n
-        if first:
+        if first := -shift % n:
             x = c.b.cat([x.slice(d, first, n), x.slice(d, 0, first)], d)
     return x
 

@@ -215,8 +215,7 @@ def _as_settings(
         return None
     kind, shared = found
     rates = sampled[0] if sampled else [[float(group["lr"])] for group in groups]
-    first = next((i for i, own in enumerate(rates) if max(own) > 0), None)
-    if first is None:
+    if (first := next((i for i, own in enumerate(rates) if max(own) > 0), None)) is None:
         raise ConfigurationError("expected a positive learning rate in a group of the optimizer, got 0 in all")
     # The factor between each group's rates and the first one's must be the same in every step.
     most, factors = max(rates[first]), [max(own) / max(rates[first]) for own in rates]
@@ -280,8 +279,7 @@ def parameter_names(groups: Sequence[Mapping[str, Any]], model: nn.Module) -> li
 
 def _kind(given: torch.optim.Optimizer, groups: Sequence[Mapping[str, Any]]) -> tuple[Any, dict[str, Any]] | None:
     """The class of the settings, and the hyperparameters that all groups share; None if there are none such."""
-    kind = next((n for n in _KINDS if type(given) is getattr(torch.optim, n)), None)
-    if kind is None:
+    if (kind := next((n for n in _KINDS if type(given) is getattr(torch.optim, n)), None)) is None:
         return None
     decoupled = [kind == "Adam" and bool(group.get("decoupled_weight_decay")) for group in groups]
     chosen = AdamW if kind == "AdamW" or all(decoupled) else getattr(settings, kind)

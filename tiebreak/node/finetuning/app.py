@@ -250,8 +250,7 @@ class _Service:
     def _act(self, action: str, key: AccessKey, *, object_id: str) -> Json:
         (statuses, status), job = ACTIONS[action], self._own(JOB, key, object_id)
         end = {"finished_at": int(time.time())} if status == "cancelled" else {}
-        changed = self._store.change(object_id, statuses, status=status, **end)
-        if changed is None:
+        if (changed := self._store.change(object_id, statuses, status=status, **end)) is None:
             text = f"expected a job to {action} that is {' or '.join(statuses)}, got one that is {job['status']}"
             raise ApiError(400, text, param="fine_tune_id", code="invalid_job_status")
         self._tell(key, object_id, f"The job is {status}")

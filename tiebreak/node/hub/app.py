@@ -210,8 +210,7 @@ class _Api:
 
     async def put_pieces(self, request: Request) -> Response:
         root = _root(request)
-        size = _number(request, "size", 0, MAX_BLOB_BYTES)
-        if size > self.hub.limits.blob_bytes:
+        if (size := _number(request, "size", 0, MAX_BLOB_BYTES)) > self.hub.limits.blob_bytes:
             raise HTTPException(413, f"expected at most {self.hub.limits.blob_bytes} bytes, got {size}")
         if not await run_in_threadpool(self.hub.store.is_named, root, size):
             raise HTTPException(403, f"expected a blob of {size} bytes that some library names, got {root.hex()}")
@@ -227,8 +226,7 @@ class _Api:
 
     async def get_pieces(self, request: Request) -> Response:
         root = _root(request)
-        found = await run_in_threadpool(self.hub.blobs.pieces, root)
-        if found is None:
+        if (found := await run_in_threadpool(self.hub.blobs.pieces, root)) is None:
             raise HTTPException(404, f"expected a blob that is here, got {root.hex()}")
         held = await run_in_threadpool(self.hub.blobs.held, root)
         body = found[0].to_bytes(8, "big") + found[1]
@@ -237,8 +235,7 @@ class _Api:
     async def put_blob(self, request: Request) -> Response:
         root, blobs = _root(request), self.hub.blobs
         offset = _number(request, "offset", 0, MAX_BLOB_BYTES, 0)
-        found = await run_in_threadpool(blobs.pieces, root)
-        if found is None:
+        if (found := await run_in_threadpool(blobs.pieces, root)) is None:
             raise HTTPException(403, f"expected the pieces of {root.hex()} first, got its bytes")
         size = found[0]
         with self.hub.uploading.by(request):

@@ -187,8 +187,7 @@ class PostWriter:
             post = arrival.signed.post
             name = (post.job_id, post.sender, post.number)
             try:
-                before = new.get(name) or self._found(writer, name)
-                if before is not None:
+                if (before := new.get(name) or self._found(writer, name)) is not None:
                     if before.content != post.content:
                         text = f"post {post.number} of this sender in this job: expected content {before.content.hex()}"
                         raise _Refused(409, f"{text}, got {post.content.hex()}")
@@ -211,8 +210,7 @@ class PostWriter:
 
     def _found(self, writer: Writer, name: tuple[bytes, bytes, int]) -> Row | None:
         """The post of this job, sender and number. Numbers mostly count up, so few are looked for."""
-        highest = self._highest.get(name[:2])
-        if highest is None:
+        if (highest := self._highest.get(name[:2])) is None:
             highest = self._highest.put(name[:2], writer.highest(*name[:2]))
         return writer.found(*name) if name[2] <= highest else None
 

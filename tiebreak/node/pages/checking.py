@@ -23,8 +23,7 @@ def file_in(body: bytes, content_type: str) -> bytes:
 
     The form is split once, by its own boundary: nothing inside a part is taken for structure.
     """
-    boundary = _BOUNDARY.match(content_type)
-    if boundary is not None:
+    if (boundary := _BOUNDARY.match(content_type)) is not None:
         delimiter = b"\r\n--" + boundary["text"].encode("latin-1", "replace")
         for part in (b"\r\n" + body).split(delimiter, MAX_PARTS)[1:MAX_PARTS]:
             head, _, data = part.partition(b"\r\n\r\n")
@@ -57,8 +56,7 @@ def check(data: bytes, source: PageSource) -> Values:
             signed = SignedHead.decode(data)
         except VerificationError:
             return refusal("Nothing that this page can check: no certificate, job, head or receipt")
-        job = views.agreed(source, signed.head.job_id)
-        if job is None:
+        if (job := views.agreed(source, signed.head.job_id)) is None:
             about = f"about job {words.short(signed.head.job_id)}, which this hub does not know"
             return refusal(f"A head or a receipt that may hold: it is {about}")
         refused = "For this hub’s board, it does not hold"

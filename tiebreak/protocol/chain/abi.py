@@ -158,8 +158,7 @@ def decode_revert(data: bytes, message: str) -> Reverted:
     """The error that a contract reverted with. `message` is the node's text, used if there is no revert data."""
     if not data:
         return Reverted("Halted", {"message": message})
-    error = _errors().get(data[:4])
-    if error is None:
+    if (error := _errors().get(data[:4])) is None:
         return Reverted("Unknown", {"data": data})
     try:
         return Reverted(error.name, decode_fields(error.inputs, data[4:]))

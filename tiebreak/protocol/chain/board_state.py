@@ -143,8 +143,7 @@ class FollowedBoard(board.Board):
 
     def _add(self, made: Known) -> Known:
         """A new item: the object of the same id that vanished with its block, updated, if there is one."""
-        found = self._gone.pop(made.id, None)
-        if found is not None:
+        if (found := self._gone.pop(made.id, None)) is not None:
             for slot in made.__slots__:
                 setattr(found, slot, getattr(made, slot))
             if isinstance(found, PublicGame):
@@ -237,8 +236,7 @@ class FollowedBoard(board.Board):
     # ------------------------------------------------------------------ games
 
     def _start(self, said: dict[str, Any], seen: Seen) -> PublicGame | None:
-        job = self.jobs.get(said["jobId"])
-        if job is None:
+        if (job := self.jobs.get(said["jobId"])) is None:
             return None
         head = Head(job_id=job.id, count=said["count"], run_root=Digest(said["runRoot"]))
         heads = () if seen.call is None else seen.call.heads

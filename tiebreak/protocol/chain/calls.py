@@ -48,8 +48,7 @@ class Call:
 
         Raises `ChainError` for an unknown selector, and `DecodingError` for arguments that do not fit.
         """
-        entry = _selectors().get(data[:4])
-        if entry is None:
+        if (entry := _selectors().get(data[:4])) is None:
             raise ChainError(f"expected a function of the contracts, got the selector 0x{data[:4].hex()}")
         return cls(entry.name, entry.arguments(data), value)
 

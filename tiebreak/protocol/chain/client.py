@@ -261,8 +261,7 @@ class Chain:
 
     def _create(self, signer: PrivateKey, name: str, code: bytes) -> Creation:
         receipt = self._transact(signer, None, code, 0, artifacts.creation_gas(name))
-        created = receipt["contractAddress"]
-        if created is None:
+        if (created := receipt["contractAddress"]) is None:
             raise NodeError("expected the address of a new contract, got none")
         return Creation(
             name=name,
@@ -273,8 +272,7 @@ class Chain:
         )
 
     def _require_code(self, name: str, address: Address, creation: bytes | None) -> None:
-        found = self.node.code(address)
-        if not found:
+        if not (found := self.node.code(address)):
             raise ContractMismatch(name, address, "an account without code")
         if creation is not None and found != self.node.call(None, creation):
             raise ContractMismatch(name, address, "another contract or version")

@@ -203,8 +203,7 @@ class Node:
 
     def market(self) -> Market:
         with node_errors():
-            base = self.web3.eth.get_block("latest").get("baseFeePerGas")
-            if base is None:
+            if (base := self.web3.eth.get_block("latest").get("baseFeePerGas")) is None:
                 raise NodeError("expected a chain with a base fee (EIP-1559), got blocks without one")
             return Market(int(base), int(self.web3.eth.max_priority_fee))
 
@@ -339,8 +338,7 @@ class NodePool:
 
     def count(self, account: Address) -> int:
         """The least that any of them says: an outbox knows itself what is too low."""
-        found = self._all(lambda node: node.count(account))
-        if not found:
+        if not (found := self._all(lambda node: node.count(account))):
             raise NodeError("expected how many transactions an account has sent, got no answer")
         return min(found)
 
@@ -395,8 +393,7 @@ def node_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        found = _translated(error)
-        if found is None:
+        if (found := _translated(error)) is None:
             raise
         raise found from error
 

@@ -251,8 +251,7 @@ class Outbox:
     def _receipt(self, sent: Sent) -> Mapping[str, Any] | None:
         """The receipt of one of the transaction's versions; None if the node has none, or a malformed one."""
         for digest in reversed(sent.hashes):
-            found = self._node.receipt(digest)
-            if found is None:
+            if (found := self._node.receipt(digest)) is None:
                 continue
             fields = (found.get("blockNumber"), found.get("status"), found.get("gasUsed"))
             if bytes(found.get("transactionHash", b"")) == digest and all(isinstance(value, int) for value in fields):
@@ -270,8 +269,7 @@ class Outbox:
         left = (sent.deadline - newest.timestamp) // (BLOCKS_TO_RAISE * self._block_seconds) if sent.deadline else None
         # The rest is for what takes its place if it expires.
         cap = self._cap_now(market) * RAISES_TO[0] // RAISES_TO[1]
-        bid = raised_bid(sent.bid, market, min(cap, affordable), left)
-        if bid is None:
+        if (bid := raised_bid(sent.bid, market, min(cap, affordable), left)) is None:
             sent.problem = self._node.broadcast(sent.raw)
         else:
             sent.bid = bid

@@ -79,8 +79,7 @@ class WatcherParty(PartyMachine):
 
     def _sort(self, head: SignedHead, leaves: tuple[Digest, ...]) -> bool:
         """Keep a head, and the leaves of its run tree. Returns False if the board does not show its job yet."""
-        job = self.board.jobs.get(head.head.job_id)
-        if job is None:
+        if (job := self.board.jobs.get(head.head.job_id)) is None:
             return False
         self.keep_head(head, job.job)
         is_kept = head in self.heads_of(job.id)
@@ -123,8 +122,7 @@ class WatcherParty(PartyMachine):
         """Pairs of heads with the same count and different roots."""
         first = dict[int, SignedHead]()
         for head in self.heads_of(job_id):
-            other = first.setdefault(head.head.count, head)
-            if other is not head:
+            if (other := first.setdefault(head.head.count, head)) is not head:
                 yield other, head
 
     def contradiction(self, job: PublicJob) -> tx.ReportInconsistency | None:
@@ -150,8 +148,7 @@ class WatcherParty(PartyMachine):
             return Finding.TRUE
         if len(results) > 1 and len(set(results)) > 1:
             self.alarm(f"{_name(head)}: two replays differ; check this machine", is_error=True)
-        twice = [root for root in results if results.count(root) > 1]
-        if twice:
+        if twice := [root for root in results if results.count(root) > 1]:
             return Finding.TRUE if twice[0] == head.head.run_root else Finding.FALSE
         return Finding.UNCHECKABLE if len(results) == ATTEMPTS else None
 
@@ -241,8 +238,7 @@ class Sitter(PartyMachine):
                 return
             place: Place = ("seat", job.id, seat)
             if place not in self.records:
-                root = self.root_to_seal(job)
-                if root is None:
+                if (root := self.root_to_seal(job)) is None:
                     self.begin(e.Audit(job_id=job.id))
                     return
                 self.record(place, pack([root, salt_of(self.key, job.id)]))
@@ -334,8 +330,7 @@ class AuditorParty(Player, Sitter, WatcherParty):
         """Challenge the first false head, once per job. Returns whether the challenge is still under way."""
         place: Place = ("challenge", job.id)
         if place not in self.records:
-            head = self.accused(job)
-            if head is None:
+            if (head := self.accused(job)) is None:
                 return False
             if self.objects(job):
                 self.alarm(f"{_name(head)} is false, but nobody can win a game on its terms", is_error=True)

@@ -235,8 +235,7 @@ class PartyDriver(ABC):
         game = machine.board.games[work.game_id]
         state, line = game.state, tuple(game.moves)
         if work.said is not None:
-            found = machine.transcript(game).stood(work.sequence, work.snapshot)
-            if found is None:
+            if (found := machine.transcript(game).stood(work.sequence, work.snapshot)) is None:
                 return None
             state, line = found, work.said
         elif Snapshot.of(state).id != work.snapshot:

@@ -302,8 +302,7 @@ class Ledger:
         _require(sender not in challengers and (sender in named or strangers < MAX_STRANGERS), "TooManyGames")
 
     def _play(self, sender: Address, wanted: tx.Transaction, number: Digest, now: int) -> Effect:
-        game = self.board.games.get(number)
-        if game is None:
+        if (game := self.board.games.get(number)) is None:
             raise Refusal("NoSuchGame")
         _require(not game.is_over, "GameIsOver")
         if isinstance(wanted, tx.Reclaim):
@@ -352,8 +351,7 @@ class Ledger:
         standing = Standing(game_id=game.id, sequence=wanted.sequence, snapshot=snapshot)
         _signed(lambda: keys.verify(standing.digest(self.domain), wanted.signature, other))
         talk = self._talks[game.id]
-        later = talk.stood(wanted.sequence, snapshot)
-        if later is None:
+        if (later := talk.stood(wanted.sequence, snapshot)) is None:
             raise Refusal("UnknownState", "expected a state that posted moves led to, got another")
         return later, list(talk.line[: wanted.sequence])
 
@@ -368,8 +366,7 @@ class Ledger:
         game.state, game.moves = state, line
         game.entries += entered
         game.height = self.board.height + 1
-        verdict = state.verdict
-        if verdict is None:
+        if (verdict := state.verdict) is None:
             return
         game.ended = now
         if verdict.winner is Side.DEFENDER:

@@ -254,8 +254,7 @@ class Player(PartyMachine):
             self.want(("concede", view.game.id), tx.MakeMove(game_id=view.game.id, sequence=chain.moves, move=move))
             return True
         if isinstance(move, Prove):
-            proves = self._proves(view, move)
-            if proves is not None:
+            if (proves := self._proves(view, move)) is not None:
                 return proves
         elif move is not None and leads_on(state, move) is None:
             return False  # a message cannot end a game

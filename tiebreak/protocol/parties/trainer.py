@@ -175,8 +175,7 @@ class TrainerParty(Player):
 
     def _follow_receipts(self, job: PublicJob) -> None:
         """Post the last receipt once the job can settle with it, or the client could soon part without it; or part."""
-        count = self.receipted(job)
-        if count > job.receipts:
+        if (count := self.receipted(job)) > job.receipts:
             is_last = count == job.job.checkpoints
             if is_last or self.has_come(job.parting - job.job.challenge_window // _LAST_CALL):
                 receipt = LogReceipt.decode(self.records["receipt", job.id, count])

@@ -201,8 +201,7 @@ class UnitSeries:
         drawn = [(n, plan(self._workers)) for n, plan in self._varying]
         for n, plan in drawn:
             self._plans[n] = _address(plan[0])
-        failure = self._together()
-        if failure == NO_MEMORY:
+        if (failure := self._together()) == NO_MEMORY:
             raise MemoryError("no memory for a series of units")
         if failure:
             raise ValueError("expected a table of units, got one that C refuses")

@@ -124,8 +124,7 @@ def arrange(i: Instruction, tables: ReduceTables) -> tuple[ReduceTables, dict[in
         turned = replace(i, reduction=tuple(sizes[d] for d in dims[rank:]), operands=tuple(operands))
         slow = [o.index for o in own.operands if _is_slow(o)] if (own := plan_tables(turned)) else []
         made = {at: Copy.of(operands[at], turned.index_space) for at in slow}
-        numbers = sum(prod(copy.counts) for copy in made.values())
-        if numbers <= most:
+        if (numbers := sum(prod(copy.counts) for copy in made.values())) <= most:
             read = (made[at].access if at in made else a for at, a in enumerate(operands))
             most, found, copies = numbers - 1, plan_tables(replace(turned, operands=tuple(read))), made
     return (tables, {}) if found is None else (found, copies)

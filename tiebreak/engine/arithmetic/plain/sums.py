@@ -132,8 +132,7 @@ class PlainSum:
         """A new FP64 tensor (batches, rows or columns, terms) of an operand."""
         lengths = len(box[_BATCH]), len(box[_N if which else _M]), len(k)
         numbers = (box[_BATCH], None, box[_N], k) if which else (box[_BATCH], box[_M], None, k)
-        view = self._view(base, which, self._starts[which], numbers)
-        if view is None:
+        if (view := self._view(base, which, self._starts[which], numbers)) is None:
             view = base.view(-1).take(self._places(which, box, k, device=base.device))
         return view.to(torch.float64).reshape(lengths)
 
