@@ -128,7 +128,6 @@ FILES: dict[str, Callable[[Path], object]] = {
     "trainer.pem": load_key,
     "policy.json": api.interpreters.as_policy,
     "deployment.json": lambda path: check_deployment(None, path),  # type: ignore[arg-type]  # the file is read first
-    "program.tbp": api.bundle.read_program,
 }
 
 

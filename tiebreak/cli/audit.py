@@ -179,8 +179,7 @@ def _parts(
         detection = chances(total, sample)
         report |= {"seed": drawn, "detection": [{"false": x, "probability": p} for x, p in detection]}
         lines = [f"sample     {sample} of {total} segments, drawn from the seed {drawn} and the signed root"]
-        words = {1: "one false segment"}
-        shown = (f"{words.get(x, f'{x} false segments')}: {100 * p:.3g}%" for x, p in detection)
+        shown = (f"{f'{x} false segments' if x > 1 else 'one false segment'}: {100 * p:.3g}%" for x, p in detection)
         lines.append(f"detection  {'; '.join(shown)}")
     report |= {"head": {"count": head.head.count, "run_root": head.head.run_root.hex()}}
     report |= {"kind": "segments" if sample is None else "sample", "wanted": list(chosen)}
@@ -210,9 +209,8 @@ def _logs(log: "LogReport", report: dict[str, Any]) -> list[str]:
     counts = {"entries": log.entries, "needed": log.needed, "elsewhere": log.elsewhere, "missing": log.missing}
     report["log"] = {"steps": log.steps, **counts, "findings": [str(finding) for finding in log.findings]}
     lines = [f"logs       {log.entries} entries in {log.steps} steps; {log.needed} were needed here"]
-    for count, what in ((log.elsewhere, "have no effect"), (log.missing, "are missing and were computed exactly")):
-        if count:
-            lines.append(f"           {count} {what}")
+    others = (log.elsewhere, "have no effect"), (log.missing, "are missing and were computed exactly")
+    lines += [f"           {count} {what}" for count, what in others if count]
     return [*lines, *(f"           {finding}" for finding in log.findings[:SHOWN])]
 
 

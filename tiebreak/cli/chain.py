@@ -150,10 +150,8 @@ def games(
     Whose turn a game is follows from its phase; the rests are the sides' clocks.
     """
     found = _board(rpc, board, hub)
-    if game is None:
-        opt.tell(list(api.boards.games(found, from_block, job)), as_json=as_json)
-    else:
-        opt.tell(api.boards.game_document(found, game, from_block), as_json=as_json)
+    rows = api.boards.games(found, from_block, job)
+    opt.tell(list(rows) if game is None else api.boards.game_document(found, game, from_block), as_json=as_json)
 
 
 # ---------------------------------------------------------------- transactions

@@ -59,8 +59,7 @@ def _follow(
     last = None
     while True:
         is_over, now = once or watch.is_over, time.time()
-        samples = watch.look(now)
-        for sample in samples:
+        for sample in watch.look(now):
             if not once:
                 click.echo(_line(sample, last, as_json=as_json))
             last = sample

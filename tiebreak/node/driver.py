@@ -375,8 +375,7 @@ class Driver(PostingDriver):
 
     def fetch_run(self, job_id: Digest, count: int) -> bool:
         """Begin a fetch from those who have listed files of the job."""
-        listed = self._listings.get(job_id)
-        if not listed or job_id not in self.jobs:
+        if not (listed := self._listings.get(job_id)) or job_id not in self.jobs:
             return False
         job = self.jobs[job_id]
         # The trainer has what it has computed; the client has what it offers.

@@ -128,8 +128,7 @@ class Journal:
         if self._is_new():
             return
         for name, value in belongs.items():
-            found = self.fact(f"belongs {name}")
-            if found is not None and found != value.encode():
+            if (found := self.fact(f"belongs {name}")) is not None and found != value.encode():
                 raise ConfigurationError(
                     f"{path.parent}: expected the folder of {name} {found.decode()}, got {name} {value}; "
                     "use a folder of its own for each board and each key"

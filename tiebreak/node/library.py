@@ -229,8 +229,7 @@ class Fetcher:
 
     def _state(self, step: int) -> None:
         """The state after a step, if a record that a head commits to has its root."""
-        record = next((record for record in self._records if record.step == step), None)
-        if record is not None:
+        if (record := next((record for record in self._records if record.step == step), None)) is not None:
             check = partial(self._check_state, record.state_root)
             self._want(f"{directory.STATES}/{directory.state_name(step)}", self._state_bytes(), check, large=True)
 

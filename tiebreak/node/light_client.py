@@ -51,8 +51,7 @@ class LightClient:
             self._tips[at.number], parent = at, at.header.parent
             if at.number <= max(last, 1):
                 break
-            below = self._tips.get(at.number - 1)
-            if below is None or below.hash != parent:
+            if (below := self._tips.get(at.number - 1)) is None or below.hash != parent:
                 below = self._node.block(at.number - 1)
             if below is None or below.hash != parent:
                 raise NodeError(f"expected the parent of block {at.number}, got another block or none")
@@ -83,8 +82,7 @@ class LightClient:
 
     def _logs(self, number: int) -> list[dict[str, Any]] | None:
         """All logs of the contracts in a block; None if the node does not prove them."""
-        tip = self._tips.get(number)
-        if tip is None or tip.header is None:
+        if (tip := self._tips.get(number)) is None or tip.header is None:
             return None
         addresses = (self._chain.deployment.board, self._chain.deployment.games)
         if tip.hash not in self._proven:

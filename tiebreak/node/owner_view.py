@@ -54,8 +54,7 @@ class OwnerView:
         """Note the blocks whose logs the node leaves out, once, and those where nobody could tell."""
         if (light_client := self.board_source.light_client) is None:
             return
-        hidden = light_client.hidden()
-        if hidden and not self.shown.get("withheld"):
+        if (hidden := light_client.hidden()) and not self.shown.get("withheld"):
             text = "its header says that it may hold logs of the board, and the node neither shows nor disproves them"
             self.notes.error("board", f"block {hidden[0]}: {text}; ask another node, or several")
         if self._is_proven and not light_client.is_proven:

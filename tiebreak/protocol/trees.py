@@ -48,8 +48,7 @@ def fold(leaf: bytes, position: int, siblings: Sequence[bytes]) -> Digest:
 
 def fold_nodes(nodes: Sequence[bytes]) -> Digest:
     """The root above a complete level of 2^h nodes. Raises `ValueError` if their number is not a power of two."""
-    level = list(nodes)
-    if not level or len(level) & (len(level) - 1):
+    if not (level := list(nodes)) or len(level) & (len(level) - 1):
         raise ValueError(f"expected a power of two nodes, got {len(level)}")
     while len(level) > 1:
         level = [parent(level[i], level[i + 1]) for i in range(0, len(level), 2)]
@@ -125,8 +124,7 @@ def _fold_shown(
     first, end = position << height, (position + 1) << height
     if first >= leaves:
         return empty_root(height)
-    at = bisect_left(shown, first)
-    if at == len(shown) or shown[at] >= end:
+    if (at := bisect_left(shown, first)) == len(shown) or shown[at] >= end:
         return hidden(height, position)
     if not height:
         return leaf(position)

@@ -88,8 +88,7 @@ def difference(fraud: SegmentReport | None, count: int, finder: str = "a dispute
         place, unknown = f"steps {fraud.first_step} to {fraud.last_step}", "step, module and instruction"
     theirs, own = fraud.committed, fraud.replayed
     what = "record" if theirs.loss_bits == own.loss_bits else "loss"
-    if theirs.state_root != own.state_root:
-        what = "state"
+    what = what if theirs.state_root == own.state_root else "state"
     checkpoint = f"checkpoint {fraud.checkpoint + 1} of {count}"
     return (
         f"the run leaves the program first in {checkpoint}, {place}, where the {what} differs; "

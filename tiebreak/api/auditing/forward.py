@@ -68,8 +68,7 @@ def audit_forward(run: RunDirectory, sample: int, seed: str, machine: Machine) -
     records, head = signed_records(run)  # (1)
     kept = set(kept_steps(run, len(records)))
     begun = [c for c in range(len(records)) if job.first_step(c) - 1 in kept]
-    drawable = [c for c in begun if job.segment_steps(c) == 1 or job.last_step(c) in kept]
-    if not drawable:
+    if not (drawable := [c for c in begun if job.segment_steps(c) == 1 or job.last_step(c) in kept]):
         raise CannotCheck(f"{run.path}: expected kept states around at least one segment, got none; audit it")
     program = loss_alone(run.program)
     interpreter = make_interpreter(program, machine, job)

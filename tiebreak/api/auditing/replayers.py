@@ -248,8 +248,7 @@ class Processes:
         with self._lock:
             if self._is_closed:
                 raise InterruptedError("the audit has ended")
-            fit = next((process for process in self._idle if process.name != avoid), None)
-            if fit is not None:
+            if (fit := next((process for process in self._idle if process.name != avoid), None)) is not None:
                 self._idle.remove(fit)
                 return fit
             while self._idle:

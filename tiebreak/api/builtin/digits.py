@@ -42,8 +42,7 @@ def loss(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
 
 def load() -> tuple[Tensor, Tensor]:
     """All images, float32 [1797, 1, 8, 8] in 0 to 1 (multiples of 1/16, so exact), and their labels, int64 [1797]."""
-    found = find_spec("sklearn")
-    if found is None or found.origin is None:
+    if (found := find_spec("sklearn")) is None or found.origin is None:
         raise ModuleNotFoundError("expected scikit-learn, which has the images, got none", name="sklearn")
     # Read where `sklearn.datasets.load_digits` reads: importing that takes seconds.
     rows = np.loadtxt(Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")

@@ -217,8 +217,7 @@ def _in_words(summary: Summary, shown: Evidence, truth: Evidence) -> str:
         return data[place * size : (place + 1) * size][::-1].hex()
 
     theirs, own = shown.tensor(step, leaf), truth.tensor(step, leaf)
-    element = summary.element
-    if element is None:  # of a commit or a source, the game compares whole tensors
+    if (element := summary.element) is None:  # of a commit or a source, the game compares whole tensors
         element = next((place for place in range(i.numel) if bits(theirs, place) != bits(own, place)), 0)
     data = [truth.tensor(step, operand.value) for operand in i.operands]
     needed: tuple[tuple[int, int], ...] = ((0, element),) if i.opcode == Opcode.COMMIT else ()

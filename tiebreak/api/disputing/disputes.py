@@ -196,11 +196,8 @@ def _place(final: GameState, ended: Summary, program: Program) -> list[str]:
         step = job.first_step(checkpoint) + final.position
     if checkpoint is None:
         return []
-    place = [f"checkpoint {checkpoint + 1} of {job.checkpoints}"]
-    if step is not None:
-        place.append(f"step {step}")
-    else:
-        place.append(f"steps {job.first_step(checkpoint)} to {job.last_step(checkpoint)}")
+    steps = f"steps {job.first_step(checkpoint)} to {job.last_step(checkpoint)}" if step is None else f"step {step}"
+    place = [f"checkpoint {checkpoint + 1} of {job.checkpoints}", steps]
     if ended.leaf is not None:
         origin = ended.origin or _result_of(program, ended.leaf)
         place.append(f"instruction {ended.leaf} ({ended.instruction}{origin and f' of {origin}'})")

@@ -22,7 +22,7 @@ from tiebreak.api.training.tasks import capture
 from tiebreak.engine.capture.state import MODEL
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.data import FactsCache, data_identities
-from tiebreak.engine.data.disk import Folder, read_file
+from tiebreak.engine.data.disk import Folder
 from tiebreak.engine.data.formats import map_tensors, read_tensors, write_tensors
 from tiebreak.engine.data.tensors import check_spec, identities
 from tiebreak.engine.run.cost import Cost, cost_of
@@ -145,8 +145,3 @@ def load_bundle(folder: Path) -> Bundle:
         manifest.same(name, root, f", the root of {folder / file}")
     manifest.finish()
     return bundle
-
-
-def read_program(path: Path) -> Program:
-    """Reads a captured program. Raises `VerificationError` for a file that is too large or is none."""
-    return decoded(path, Program.decode, read_file(path, MAX_PROGRAM_BYTES))

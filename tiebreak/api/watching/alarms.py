@@ -110,8 +110,7 @@ def read_line(raw: bytes) -> ProcessStart | Sample:
         if not isinstance(machine, dict) or not all(isinstance(value, str) for value in machine.values()):
             raise EncodingError("expected a machine in words, got something else")
         return ProcessStart(job=str(found["job"]), step=int(step), time=time, machine=machine)
-    bits = found.get("loss_bits")
-    if bits is not None and not (isinstance(bits, str) and _BITS.fullmatch(bits)):
+    if (bits := found.get("loss_bits")) is not None and not (isinstance(bits, str) and _BITS.fullmatch(bits)):
         raise EncodingError(f"expected loss_bits of 8 hex digits, got {bits!r}")
     memory, gpu_memory = (_number(found, name, 1 << 64, whole=True) for name in ("memory", "gpu_memory"))
     return Sample(

@@ -205,8 +205,7 @@ class RunMonitor:
         if not self._lives:
             self._form.note(f"{where}: expected the line of a start first, got a sample")
             self._lives.append([])
-        life = self._lives[-1]
-        if life and sample.step < life[-1].step:
+        if (life := self._lives[-1]) and sample.step < life[-1].step:
             self._form.note(f"{where}: expected steps in order, got {sample.step} after {life[-1].step}")
         life.append(sample)
         self._new.append(sample)

@@ -102,8 +102,7 @@ class Arithmetic:
         return self._plan(instruction, operands)(operands, step, collector), collector.found()
 
     def _plan(self, instruction: Instruction, operands: Operands) -> Prepared:
-        found = self._prepared.get(id(instruction))
-        if found is None or found[0] is not instruction:
+        if (found := self._prepared.get(id(instruction))) is None or found[0] is not instruction:
             if len(self._prepared) >= MAX_PLANS:
                 self._prepared.clear()
             # Keeping the instruction alive keeps its id unique.

@@ -58,8 +58,7 @@ class HashKernel:
             height = _depth(min(self.span, -(-data.view.nbytes // CHUNK_BYTES)))
             work += self._pieces(data, height, out.ctypes.data + DIGEST_BYTES * len(work), DIGEST_BYTES)
         self._run(work, threads, (inputs, out))
-        ends = np.cumsum(counts)
-        return [self._top(bytes(out[end - n : end].data)) for end, n in zip(ends, counts, strict=True)]
+        return [self._top(bytes(out[end - n : end].data)) for end, n in zip(np.cumsum(counts), counts, strict=True)]
 
     def leaf_level(self, data: HashInput, threads: int) -> bytes:
         """The digests of all chunks."""

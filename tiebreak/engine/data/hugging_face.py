@@ -76,5 +76,4 @@ def _numbers(name: str, column: Any) -> tuple[Element, Array]:
     element, big_endian = of_numpy(values.dtype.str)
     if big_endian:  # pragma: no cover - Arrow's are the machine's own
         raise ConfigurationError(f"column {name}: expected little-endian numbers")
-    stored = values.view(np.uint8) if element == Element.BOOL else values
-    return element, stored.reshape(shape)
+    return element, (values.view(np.uint8) if element == Element.BOOL else values).reshape(shape)

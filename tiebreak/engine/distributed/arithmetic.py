@@ -293,8 +293,7 @@ class _Message:
 
     def decide(self, total: Tensor) -> list[tuple[Tensor, Tensor]]:
         """This worker's share of each result, and the numbers of the elements in it that FP64 does not decide."""
-        bounds = torch.split(total[1], self._held)
-        for each, part in zip(self.sums, bounds, strict=True):
+        for each, part in zip(self.sums, torch.split(total[1], self._held), strict=True):
             assert each.roundings is not None
             part.mul_(coefficient(each.roundings + wire.ROUNDINGS))
             del each.part

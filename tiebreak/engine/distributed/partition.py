@@ -420,8 +420,7 @@ class _Local:
         for index, i in enumerate(given.body):
             self.held.append(self._write(index, i))
         commits = [self._commit(i) for i in given.commits]
-        loss = self._whole(len(given.body) - 1)
-        if loss != len(self.body) - 1:
+        if (loss := self._whole(len(given.body) - 1)) != len(self.body) - 1:
             self._put(_map(MapFunction.COPY, DType.F32, (), Access(loss, 0, ())))
         return Program(tuple(self.body), tuple(commits))
 
@@ -515,8 +514,7 @@ class _Local:
 
     def _commit(self, i: Instruction) -> Instruction:
         value = i.operands[0].value
-        split = self.partition.state_layout(i.shape)
-        if split is None or self.partition.layouts[value] == split:
+        if (split := self.partition.state_layout(i.shape)) is None or self.partition.layouts[value] == split:
             held = self._whole(value) if split is None else self.held[value]
         else:
             begin, _ = self._share(split.size)

@@ -20,8 +20,7 @@ def spread(values: Sizes, space: int) -> tuple[int, ...]:
 
 def windows(x: Ref, out: Sizes, kernel: Sizes, stride: Sizes, dilation: Sizes) -> Ref:
     """x (..., space), already padded, as overlapping windows (..., out, kernel)."""
-    first = x.rank - len(out)
-    for d, sizes in enumerate(zip(out, kernel, stride, dilation, strict=True), start=first):
+    for d, sizes in enumerate(zip(out, kernel, stride, dilation, strict=True), start=x.rank - len(out)):
         x = x.unfold(d, *sizes)
     return x
 
@@ -130,11 +129,9 @@ def _fitted(c: Context, grad: Ref, weight: Ref, phases: Sequence[GradientPhase])
         grad = grad.slice(d, max(0, -phase.before), grad.shape[d] - max(0, -phase.after))
     lo = (0, 0, *(max(0, phase.before) for phase in phases))
     after = (0, 0, *(max(0, phase.after) for phase in phases))
-    wide = tuple(n + a + z for n, a, z in zip(grad.shape, lo, after, strict=True))
-    if wide != grad.shape:
+    if (wide := tuple(n + a + z for n, a, z in zip(grad.shape, lo, after, strict=True))) != grad.shape:
         grad = c.b.window(wide, grad, lo)
-    kernel = (*weight.shape[:2], *(phase.kept * phase.taps for phase in phases))
-    if kernel != weight.shape:
+    if (kernel := (*weight.shape[:2], *(phase.kept * phase.taps for phase in phases))) != weight.shape:
         weight = c.b.window(kernel, weight, (0, 0, *(phase.front for phase in phases)))
     return grad, weight
 
@@ -213,16 +210,13 @@ def convolution_backward(
     """Gradients of input, weight and bias."""
     stride, padding, dilation = (spread(v, x.rank - 2) for v in (stride, padding, dilation))
     d_input = d_weight = d_bias = None
-    if transposed:
-        if wanted[0]:
-            d_input = _correlate(c, _padded(c, grad, padding), weight, x.shape, stride, dilation, groups)
-        if wanted[1]:
-            d_weight = _weight_gradient(c, x, _padded(c, grad, padding), weight.shape, stride, dilation, groups)
-    else:
-        if wanted[0]:
-            d_input = input_gradient(c, grad, weight, x.shape, stride, padding, dilation, groups)
-        if wanted[1]:
-            d_weight = _weight_gradient(c, grad, _padded(c, x, padding), weight.shape, stride, dilation, groups)
+    if wanted[0] and transposed:
+        d_input = _correlate(c, _padded(c, grad, padding), weight, x.shape, stride, dilation, groups)
+    elif wanted[0]:
+        d_input = input_gradient(c, grad, weight, x.shape, stride, padding, dilation, groups)
+    if wanted[1]:
+        small, large = (x, grad) if transposed else (grad, x)
+        d_weight = _weight_gradient(c, small, _padded(c, large, padding), weight.shape, stride, dilation, groups)
     if wanted[2]:
         d_bias = c.b.sum(grad, [0, *range(2, grad.rank)])
     return d_input, d_weight, d_bias

@@ -23,8 +23,7 @@ def _padded_windows(
     rank = len(kernel)
     lead, space = x.shape[:-rank], x.shape[-rank:]
     reach = [(o - 1) * s + (k - 1) * e + 1 for o, s, k, e in zip(out, stride, kernel, dilation, strict=True)]
-    sizes = tuple(max(n + p, r) for n, p, r in zip(space, padding, reach, strict=True))
-    if sizes != space:
+    if (sizes := tuple(max(n + p, r) for n, p, r in zip(space, padding, reach, strict=True))) != space:
         x = c.b.window((*lead, *sizes), x, (*(0 for _ in lead), *padding), fill=fill)
     return convolution.windows(x, out, kernel, stride, dilation)
 

@@ -31,14 +31,12 @@ from tiebreak.api.training import orders, rows
 from tiebreak.engine.data.disk import Folder, StorageError, write_whole
 from tiebreak.node.finetuning import requests
 from tiebreak.node.finetuning.requests import ApiError
-from tiebreak.node.finetuning.service_store import PREFIXES, AccessKey, Json, ServiceStore
+from tiebreak.node.finetuning.service_store import JOB, PREFIXES, UNFINISHED, AccessKey, Json, ServiceStore
 from tiebreak.node.hub.limits import Buckets
 from tiebreak.node.pages.headers import HEADERS
 
-JOB: Final = "fine_tuning.job"
 EVENT: Final = "fine_tuning.job.event"
 KINDS: Final = ("file", JOB, EVENT, "fine_tuning.job.checkpoint")
-UNFINISHED: Final = ("queued", "running", "paused")
 ACTIONS: Final = {
     "cancel": (UNFINISHED, "cancelled"), "pause": (UNFINISHED[:2], "paused"), "resume": (("paused",), "queued"),
 }  # fmt: skip

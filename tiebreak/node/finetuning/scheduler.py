@@ -31,14 +31,12 @@ from tiebreak.api.training.reading import open_directory
 from tiebreak.api.training.settings import TUNING, FineTuning, evaluations
 from tiebreak.engine.data.disk import Folder, StorageError, make_folder, write_file
 from tiebreak.engine.run import directory
-from tiebreak.node.finetuning.service_store import PREFIXES, Json, ServiceStore
+from tiebreak.node.finetuning.service_store import JOB, PREFIXES, UNFINISHED, Json, ServiceStore
 from tiebreak.node.log import Log
 from tiebreak.node.parts import parts
 from tiebreak.protocol.errors import ConfigurationError, StateError, TiebreakError, VerificationError, printable
 from tiebreak.protocol.numbers.float32 import to_float
 
-JOB: Final = "fine_tuning.job"
-UNFINISHED: Final = ("queued", "running", "paused")
 COMMAND: Final = (sys.executable, "-m", "tiebreak.node.finetuning.worker")
 KEEP: Final = "all"
 """The checkpoints whose states are kept, and given to the customer, who can replay what lies between two of them."""

@@ -20,8 +20,11 @@ import sqlalchemy as sql
 from tiebreak.protocol.errors import ConfigurationError
 
 Json = dict[str, Any]
+JOB: Final = "fine_tuning.job"
+UNFINISHED: Final = ("queued", "running", "paused")
+"""The statuses of a job that is not over."""
 PREFIXES: Final = {
-    "file": "file-", "fine_tuning.job": "ftjob-", "model": "ft:", "fine_tuning.job.event": "ftevent-",
+    "file": "file-", JOB: "ftjob-", "model": "ft:", "fine_tuning.job.event": "ftevent-",
     "fine_tuning.job.checkpoint": "ftckpt-",
 }  # fmt: skip
 """Kind of an object, as its field `object` says it -> how its id begins."""

@@ -239,8 +239,7 @@ class _Api:
             raise HTTPException(403, f"expected the pieces of {root.hex()} first, got its bytes")
         size = found[0]
         with self.hub.uploading.by(request):
-            held = await self.hub.change(blobs.resume, root)
-            if held < size or not size:
+            if (held := await self.hub.change(blobs.resume, root)) < size or not size:
                 if offset > held or offset % PIECE_BYTES:
                     raise HTTPException(409, f"expected offset {held}, got {offset}", {HELD: str(held)})
                 held = await self._append(request, root, offset, size)

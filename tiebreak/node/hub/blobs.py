@@ -109,8 +109,7 @@ class Blobs:
 
     def resume(self, root: bytes) -> int:
         """Check and cut the part of a blob that came before this process began; the number of bytes that are here."""
-        held = self.held(root)
-        if held and root not in self._checked and self.size(root) is None:
+        if (held := self.held(root)) and root not in self._checked and self.size(root) is None:
             found = self.pieces(root)
             assert found is not None, "a part has pieces"
             with self.path(root).with_suffix(".part").open("r+b", buffering=0) as file:

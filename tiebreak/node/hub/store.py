@@ -265,8 +265,7 @@ class Writer:
     def set_up(self, facts: Mapping[str, str]) -> None:
         """Make the tables if there are none. Raises `StateError` if they were made for other facts."""
         _TABLES.create_all(self._connection)
-        found = {row.name: row.value for row in self._connection.execute(sql.select(_facts))}
-        if not found:
+        if not (found := {row.name: row.value for row in self._connection.execute(sql.select(_facts))}):
             self._connection.execute(_facts.insert(), [{"name": n, "value": v} for n, v in facts.items()])
         for name, value in found.items():
             if facts.get(name) != value:
@@ -332,8 +331,7 @@ class Writer:
 
     def name(self, files: Sequence[tuple[bytes, int]], owner: bytes) -> None:
         """Note which blobs a library names, by root and size."""
-        rows = [{"root": root, "size": size, "owner": owner} for root, size in dict.fromkeys(files)]
-        if rows:
+        if rows := [{"root": root, "size": size, "owner": owner} for root, size in dict.fromkeys(files)]:
             self._connection.execute(_NAME, rows)
 
 

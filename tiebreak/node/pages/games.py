@@ -41,10 +41,8 @@ def game_view(
     ahead = max(0, len(talk.line) - state.moves) if not game.is_over else 0
     if ahead:
         line, shown = talk.line, talk.state
-    gas: dict[int, int] = {}  # of the transaction that first brought the game to a number of moves, by that number
-    for moves, spent in game.costs:
-        if moves:
-            gas.setdefault(moves, spent)
+    # Of the transaction that first brought the game to a number of moves, by that number.
+    gas = {moves: spent for moves, spent in reversed(game.costs) if moves}
     walk = walk_of(game.first_state, line, shown, source.program(agreed.id), source.origins(agreed.id), gas)
     talks = on_board and not game.is_stopped and state.talks(source.now())
     verdict = _verdict(game)

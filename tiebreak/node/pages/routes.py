@@ -137,8 +137,7 @@ class _Pages:
         """A page, or those of its live parts that a browser does not have."""
 
         def respond(request: Request) -> Response:
-            found = view(request)
-            if found is None and is_live:
+            if (found := view(request)) is None and is_live:
                 return Response(status_code=404, headers=HEADERS)
             if found is None:
                 return self._html("missing.html", self._context(request, {"stream": None}), 404)

@@ -138,8 +138,7 @@ def _stages(states: Sequence[GameState], final: GameState, naming: _Naming) -> l
         made.append(_steps_stage(states, final))
         if made[-1]["found"] is not None:
             made.append(_values_stage(states, final, naming))
-    operation = final.operation
-    if operation is not None and operation.opcode is not Opcode.SOURCE:
+    if (operation := final.operation) is not None and operation.opcode is not Opcode.SOURCE:
         made.append(_elements_stage(states, final, operation))
         if final.accumulator_root:
             made.append(_terms_stage(states, final, operation))
@@ -278,8 +277,7 @@ def _challenger_claim(final: GameState, correct: Accumulator | None) -> Values |
 
 def _computed(final: GameState, proof: Prove, naming: _Naming) -> tuple[Values | None, Accumulator | None]:
     """The referee's reads and result, from the openings of a proof. (None, None) where nothing was computed."""
-    operation = final.operation
-    if operation is None or not final.claimed:
+    if (operation := final.operation) is None or not final.claimed:
         return None, None
     reads: list[tuple[int, int, int]] = []
     try:

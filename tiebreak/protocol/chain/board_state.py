@@ -254,8 +254,7 @@ class FollowedBoard(board.Board):
         """Follow one call in a game: a move, an entry, or its end."""
         call = seen.call if seen.call is not None and seen.call.game_id == found.id else None
         names = {event.name: event.values for event in part}
-        ended = names.get("GameEnded")
-        if ended is not None and ended["verdict"] is Outcome.VOID:
+        if (ended := names.get("GameEnded")) is not None and ended["verdict"] is Outcome.VOID:
             found.void = True
             return
         before = found.state
@@ -338,15 +337,13 @@ class FollowedBoard(board.Board):
             _, sequence, snapshot, *_ = call.arguments
             later, found.moves = self._stood(found, sequence, snapshot)
             found.entries += 1
-            proof = call.entered_proof
-            if proof is not None and len(found.moves) == later.moves:
+            if (proof := call.entered_proof) is not None and len(found.moves) == later.moves:
                 found.state = rules.prove_signed(found.state, later, proof)
                 found.moves.append(proof)
             else:  # what was opened on the way is not known here, and cannot be judged
                 found.state = replace(later, phase=Phase.OVER, verdict=_verdict(ended, "", part, later))
             return
-        move = self._called(call)
-        if move is None and part[0].name in ("Selected", "Descended"):
+        if (move := self._called(call)) is None and part[0].name in ("Selected", "Descended"):
             move = self._logged(found, part[:1])
         if isinstance(move, Prove) and len(found.moves) != found.state.moves:
             move = None  # what was opened on the way to a state that entered is not known here, and cannot be judged

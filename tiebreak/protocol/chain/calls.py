@@ -200,9 +200,7 @@ def _spread(value: Any) -> tuple[Any, ...]:
 
 def move_call(state: GameState, move: Move) -> Call:
     """Make a move. `state` is the game before the move."""
-    body = move.pack()
-    if isinstance(move, Prove):
-        body = (proof_argument(move), move.salt, opened(state))
+    body = (proof_argument(move), move.salt, opened(state)) if isinstance(move, Prove) else move.pack()
     return Call(camel_case(kind_name(move)), (state.game_id, *body))
 
 

@@ -202,10 +202,7 @@ class PartyDriver(ABC):
                 is_early = shown.head.job_id not in board.jobs
             case _:
                 is_early = False
-        if is_early:
-            self._early.append(event)
-        else:
-            self.tell(event)
+        (self._early.append if is_early else self.tell)(event)
 
     # ------------------------------------------------------------------ work
 

@@ -106,8 +106,7 @@ class Ledger:
             case ReceiptBody(receipt=receipt):
                 self.hear(post.game_id, receipt, is_receipt=True)
             case AuditorsBody(accounts=accounts):
-                found = self.board.jobs.get(post.job_id)
-                if found is not None and post.sender == found.job.client:
+                if (found := self.board.jobs.get(post.job_id)) is not None and post.sender == found.job.client:
                     found.auditors = tuple(dict.fromkeys((*found.auditors, *accounts)))[:MAX_NAMED]
 
     def hear(self, game: Digest, data: bytes, *, is_receipt: bool = False) -> None:
@@ -275,8 +274,7 @@ class Ledger:
 
     def _challenge(self, sender: Address, wanted: tx.Challenge, now: int) -> Effect:
         head = wanted.head
-        found = self.board.jobs.get(head.head.job_id)
-        if found is None or found.status is not JobStatus.ACTIVE:
+        if (found := self.board.jobs.get(head.head.job_id)) is None or found.status is not JobStatus.ACTIVE:
             raise Refusal("WrongJobStatus")
         self._require_room(sender, found)
         self._check_head(head, found.job)
@@ -389,10 +387,7 @@ def _size(data: bytes) -> int:
 def _note(talk: Transcript, is_receipt: bool, data: bytes) -> None:
     """Add a message or a receipt to a talk. Anybody can post anything, so what does not fit is ignored."""
     with suppress(VerificationError):
-        if is_receipt:
-            talk.acknowledge(data)
-        else:
-            talk.append(data)
+        (talk.acknowledge if is_receipt else talk.append)(data)
 
 
 def _require(holds: bool, name: str, detail: str = "") -> None:

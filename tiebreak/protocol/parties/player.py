@@ -268,8 +268,7 @@ class Player(PartyMachine):
     def _proves(self, view: GameView, move: Prove) -> bool | None:
         """Prove from the state that the defender has acknowledged. None if it has not; False if that is refused."""
         assert view.talk is not None
-        signed = view.talk.latest(Side.DEFENDER)
-        if signed is None or signed[0].moves < view.state.moves:
+        if (signed := view.talk.latest(Side.DEFENDER)) is None or signed[0].moves < view.state.moves:
             return False if view.game.state.moves == view.state.moves else None
         place: Place = ("prove", view.game.id, view.state.moves)
         proof = tx.EnterAndProve.of(signed[0], signed[1].signature, move)
@@ -352,8 +351,7 @@ class Player(PartyMachine):
         before = transcript.latest(other)
         with suppress(VerificationError):
             transcript.acknowledge(receipt)
-        after = transcript.latest(other)
-        if after is not None and after != before:
+        if (after := transcript.latest(other)) is not None and after != before:
             self.record(("receipt", game.id, after[0].moves), receipt)
         self._look_for_fork(game)
 

@@ -46,7 +46,7 @@ class Moves:
     def __init__(self, library: ctypes.CDLL, i: Instruction, dtype: torch.dtype) -> None:
         """dtype: of the elements as they are held."""
         self._library, self._i, self._dtype, size = library, i, dtype, dtype.itemsize
-        self._fill = np.array([0], dtype=np.uint64)
+        self._fill, self._work = np.array([0], dtype=np.uint64), MOVED * i.numel
         self._copies: list[tuple[_Move, tuple[int, ...], tuple[tuple[int, int], ...]]] = []
         """Each copy, the operands that it reads (FILL too), and the least and greatest place that it reads there."""
         whole, shape, params = Access(0, 0, row_major(i.shape)), i.shape, i.params
@@ -100,10 +100,6 @@ class Moves:
                 )
             )
         return found
-
-    @property
-    def _work(self) -> int:
-        return MOVED * self._i.numel
 
 
 def _move(size: int, sizes: Sequence[int], out: Access, source: Access, index: Access | None = None) -> _Move:

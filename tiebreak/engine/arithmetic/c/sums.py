@@ -78,7 +78,7 @@ class TabledSum:
     def __init__(self, library: ctypes.CDLL, tables: ReduceTables, i: Instruction, options: Options) -> None:
         self._library, self._tables, self._i = library, tables, i
         self._shuffled = options.shuffled if i.is_f32_sum else None
-        self._precision = options.rounding(i).precision
+        self._precision, self._is_place = options.rounding(i).precision, i.function == ReduceFunction.ARGMAX
         self._kernel = library.contract if tables.out else library.add_up
         self._calls: dict[tuple[int, bool], _Call] = {}
         """The call that all runs with terms in order share, by number of threads and `whole`."""
@@ -120,10 +120,6 @@ class TabledSum:
                 varies=self._shuffled is not None,
             )
         ]  # fmt: skip
-
-    @property
-    def _is_place(self) -> bool:
-        return self._i.function == ReduceFunction.ARGMAX
 
     def partial(self, operands: Operands) -> Partial:
         """The FP64 sums and the sizes of all elements before rounding."""

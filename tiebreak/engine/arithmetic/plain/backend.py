@@ -81,8 +81,7 @@ class TorchBackend:
 
     def prepare_plain(self, i: Instruction, dtypes: Sequence[torch.dtype]) -> Prepared:
         """Prepares an instruction for torch alone."""
-        made = self._complete.get(i.opcode)
-        if made is None or (prepared := made(i, dtypes)) is None:
+        if (made := self._complete.get(i.opcode)) is None or (prepared := made(i, dtypes)) is None:
             raise ValueError(f"expected an instruction that computes, got {i.opcode.name} {i.function}")
         self.left.add(id(i))
         return prepared

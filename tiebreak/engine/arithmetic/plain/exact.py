@@ -194,15 +194,13 @@ def exact_sums(instruction: Instruction, operands: Sequence[Tensor], elements: S
         raise ValueError(f"expected an f32 sum, got {instruction.opcode.name} {instruction.function}")
     numbers = torch.from_numpy(np.array(elements, dtype=np.int64)).to(operands[0].device)
     total, finite = exact_digits(instruction, operands, numbers)
-    pairs = zip(total.integers(), finite.tolist(), strict=True)
-    return [(n, LEAST) if usable else None for n, usable in pairs]
+    return [(n, LEAST) if usable else None for n, usable in zip(total.integers(), finite.tolist(), strict=True)]
 
 
 def exact_digits(instruction: Instruction, operands: Sequence[Tensor], elements: Tensor) -> tuple[Digits, Tensor]:
     """The exact sums of some elements (i64 row-major numbers), and a mask of those with only finite terms."""
     reader = ElementReader(instruction, operands)
-    chunks = torch.split(elements, max(1, ROW_BUDGET // reader.terms))
-    found = [add_elements(reader, chunk) for chunk in chunks]
+    found = [add_elements(reader, chunk) for chunk in torch.split(elements, max(1, ROW_BUDGET // reader.terms))]
     return Digits(torch.cat([total.values for total, _ in found], 1)), torch.cat([finite for _, finite in found])
 
 

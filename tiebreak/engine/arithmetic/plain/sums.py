@@ -17,6 +17,7 @@ N'. Where both round to the same number, that is the result.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from math import ceil
 
 import numpy as np
@@ -100,11 +101,8 @@ class PlainSum:
         rows = min(m, max(1, self._most // self._block))
         columns = min(n, max(1, self._most // max(self._block, rows)))
         deep = min(batches, max(1, self._most // max(rows * columns, self._block * max(rows, columns))))
-        for b in range(0, batches, deep):
-            for r in range(0, m, rows):
-                for c in range(0, n, columns):
-                    sizes = range(b, min(b + deep, batches)), range(r, min(r + rows, m)), range(c, min(c + columns, n))
-                    yield sizes
+        for b, r, c in product(range(0, batches, deep), range(0, m, rows), range(0, n, columns)):
+            yield range(b, min(b + deep, batches)), range(r, min(r + rows, m)), range(c, min(c + columns, n))
 
     def _sums(self, operands: Operands, box: Box) -> tuple[Tensor, tuple[Tensor, ...]]:
         """C of a box, FP64 (batches, rows, columns), and its sizes.

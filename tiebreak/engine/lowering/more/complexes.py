@@ -61,8 +61,7 @@ def has_cut(name: str, args: Sequence[Any]) -> bool:
 def complex_rule(operator: OpOverload) -> Rule | None:
     """The rule of an operator some of whose tensors are complex; None if there is none."""
     name = str(operator).removeprefix("aten.")
-    rule = _RULES.get(name)
-    if rule is None and name in PARTWISE and name in RULES:
+    if (rule := _RULES.get(name)) is None and name in PARTWISE and name in RULES:
         rule = partial(_by_part, rule=RULES[name], operator=operator)
     return None if rule is None else partial(_with_zeros, name, rule)
 
