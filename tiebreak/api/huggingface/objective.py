@@ -11,7 +11,7 @@ from accelerate.utils.operations import convert_outputs_to_fp32
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
-from tiebreak.api.huggingface.recording import ITEMS, WEIGHT, RecordedColumns, Recording
+from tiebreak.api.huggingface.recording import FLASH, ITEMS, WEIGHT, RecordedColumns, Recording
 from tiebreak.engine.capture.step_run import replaced
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -20,6 +20,9 @@ _REPORTED: Final = ("_metrics", "_stored_metrics", "_total_train_tokens")
 _CLOSE: Final = 1e-4
 _CLOSE_IN_BF16: Final = 3e-2
 """The largest distance of the gradients of a batch with and without padding, relative to their norms."""
+
+
+More = Callable[[Any, Any, Mapping[str, Tensor]], dict[str, Tensor]]
 
 
 @contextmanager
@@ -33,12 +36,16 @@ def _silent(trainer: Any) -> Iterator[None]:
         yield
 
 
-def objective(trainer: Any, columns: RecordedColumns) -> Callable[..., Tensor]:
-    """The loss as a function of the model and a row of the data, each (1, ...); rank 0."""
+def objective(trainer: Any, columns: RecordedColumns, more: More | None = None) -> Callable[..., Tensor]:
+    """The loss as a function of the model and a row of the data, each (1, ...); rank 0.
+
+    more: gives further inputs, which the step computes itself, from trainer, model and those of the row.
+    """
 
     def loss(model: Any, **rows: Tensor) -> Tensor:
         given: dict[str, Any] = {name: rows[name][0].to(dtype) for name, dtype in columns.dtypes.items()}
         items, weight = given.pop(ITEMS, None), given.pop(WEIGHT, None)
+        given |= more(trainer, model, given) if more else {}
         found: Tensor = value(trainer, model, given | columns.constants, items)
         if weight is not None:
             return cast("Tensor", found * weight)
@@ -82,13 +89,15 @@ def ready(trainer: Any) -> Iterator[None]:
         yield
 
 
-def check_padding(trainer: Any, recording: Recording, columns: RecordedColumns) -> None:
+def check_padding(
+    trainer: Any, recording: Recording, columns: RecordedColumns, more: More | None = None
+) -> None:  # fmt: skip
     """Compares loss and gradients of the smallest batches as Trainer feeds them with those of their padded rows.
 
     Gradients too, since a loss alone may be blind: that of DPO is ln 2 for each batch before the first step. Raises
     `ConfigurationError` if they differ.
     """
-    loss = objective(trainer, columns)
+    loss = objective(trainer, columns, more)
     wanted = [p for p in trainer.model.parameters() if p.requires_grad]
     close = _CLOSE_IN_BF16 if trainer.args.bf16 or any(p.dtype == torch.bfloat16 for p in wanted) else _CLOSE
     trainer.model.eval()  # without dropout, whose masks have the batch's shape
@@ -98,7 +107,7 @@ def check_padding(trainer: Any, recording: Recording, columns: RecordedColumns) 
         norm.train()  # their means are over a batch, with what fills it up
     for number, at in columns.smallest:
         given = {name: tensor[at : at + 1] for name, tensor in columns.data.items()}
-        inputs = {name: v for name, v in recording.inputs[number].items() if name in given or name in columns.constants}
+        inputs = {name: v for name, v in recording.inputs[number].items() if name not in FLASH}
         if WEIGHT in given:
             given[WEIGHT] = torch.ones(1)
         plain, again = (
