@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from transformers.trainer_utils import TrainOutput
 from tiebreak.api.huggingface import refusals, trainer_loop
 from tiebreak.api.huggingface.objective import check_padding, objective, ready
 from tiebreak.api.huggingface.recording import WEIGHT, Recording, columns, record
-from tiebreak.api.huggingface.rollouts import Rollouts, reference
+from tiebreak.api.huggingface.rollouts import Rollouts
 from tiebreak.api.machine import Machine
 from tiebreak.api.training.runs import Run, agree
 from tiebreak.engine.capture.step_run import replaced, same_draws
@@ -102,7 +103,7 @@ def _agreed(
         found, inputs = columns(trainer, recording), recording
     else:
         found, inputs, late = rollouts.columns, rollouts.example, rollouts.columns.data.keys() - {WEIGHT}
-        more = reference if rollouts.refers else None
+        more = partial(rollouts.computed, trainer)
         every = (interval or max(1, recording.steps // CHECKPOINTS)) / rollouts.period
         interval = min(recording.steps, ceil(every) * rollouts.period)  # at which nothing is left to be used again
     refers = nullcontext() if rollouts and not rollouts.refers else _reference(trainer)

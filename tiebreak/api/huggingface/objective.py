@@ -22,7 +22,7 @@ _CLOSE_IN_BF16: Final = 3e-2
 """The largest distance of the gradients of a batch with and without padding, relative to their norms."""
 
 
-More = Callable[[Any, Any, Mapping[str, Tensor]], dict[str, Tensor]]
+More = Callable[[Any, Mapping[str, Tensor]], dict[str, Tensor]]
 
 
 @contextmanager
@@ -39,13 +39,13 @@ def _silent(trainer: Any) -> Iterator[None]:
 def objective(trainer: Any, columns: RecordedColumns, more: More | None = None) -> Callable[..., Tensor]:
     """The loss as a function of the model and a row of the data, each (1, ...); rank 0.
 
-    more: gives further inputs, which the step computes itself, from trainer, model and those of the row.
+    more: gives further inputs, which the step computes itself, from model and row, for a trainer that samples.
     """
 
     def loss(model: Any, **rows: Tensor) -> Tensor:
         given: dict[str, Any] = {name: rows[name][0].to(dtype) for name, dtype in columns.dtypes.items()}
-        items, weight = given.pop(ITEMS, None), given.pop(WEIGHT, None)
-        given |= more(trainer, model, given) if more else {}
+        items, weight = None if more else given.pop(ITEMS, None), given.pop(WEIGHT, None)
+        given |= more(model, given) if more else {}
         found: Tensor = value(trainer, model, given | columns.constants, items)
         if weight is not None:
             return cast("Tensor", found * weight)

@@ -38,19 +38,6 @@ def seeded(trainer: Any) -> Iterator[None]:
         yield
 
 
-def reference(trainer: Any, model: Any, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The log-probabilities of the completions by the reference: TRL's copy of the model, or that without adapters."""
-    ids, mask = (torch.cat([given[f"prompt_{n}"], given[f"completion_{n}"]], 1) for n in ("ids", "mask"))
-    frozen: Any = nullcontext()
-    if trainer.ref_model is None:
-        frozen = import_module("trl.trainer.utils").use_adapter(model, "ref" if "ref" in model.peft_config else None)
-    with torch.no_grad(), frozen:
-        found, *_ = trainer._get_per_token_logps_and_entropies(
-            trainer.ref_model or model, ids, mask, given["completion_ids"].shape[1]
-        )
-    return {REFERENCE: found}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollouts:
     """The form of a step's rollouts, the same for the whole job."""
@@ -105,6 +92,22 @@ class Rollouts:
     def refers(self) -> bool:
         """Whether the loss reads what a reference model computes."""
         return REFERENCE in self.example.inputs[0]
+
+    def computed(self, trainer: Any, model: Any, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The completions' log-probabilities by the reference: TRL's copy of the model, or that without adapters."""
+        if not self.refers:
+            return {}
+        ids, mask = (torch.cat([given[f"prompt_{n}"], given[f"completion_{n}"]], 1) for n in ("ids", "mask"))
+        frozen: Any = nullcontext()
+        if trainer.ref_model is None:
+            frozen = import_module("trl.trainer.utils").use_adapter(
+                model, "ref" if "ref" in model.peft_config else None
+            )
+        with torch.no_grad(), frozen:
+            found, *_ = trainer._get_per_token_logps_and_entropies(
+                trainer.ref_model or model, ids, mask, given["completion_ids"].shape[1]
+            )
+        return {REFERENCE: found}
 
     def late(self, batches: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """The micro-batches of a step as late data. Raises `ConfigurationError` for one of another form."""
