@@ -21,6 +21,8 @@ from tiebreak.api.training import trackers
 from tiebreak.api.training.runs import Run
 from tiebreak.api.training.trainer import Step
 from tiebreak.engine.capture.step_run import replaced, same_draws
+from tiebreak.engine.logged.files import LogFiles
+from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -38,6 +40,7 @@ def drive(
     weights of the last step then, or those that the trainer loads (`load_best_model_at_end`). rollouts: of a trainer
     that samples. options: of its `train`.
     """
+    driven: _Driven
     supply = None if rollouts is None else lambda *_: driven.late
     with closing(run.iterate(key, keep=keep, supply=supply)) as steps:  # whatever happens: it holds the folder's lock
         driven = (
@@ -187,6 +190,7 @@ class _Sampling(_Driven):
     def __init__(self, rollouts: Rollouts, trainer: Any, *rest: Any) -> None:
         super().__init__(trainer, *rest)
         self._rollouts, self._taken, self._seconds = rollouts, list[dict[str, Tensor]](), 0.0
+        self._logs = LogFiles(RunDirectory.open(self.run.directory))
         trainer._step, trainer._buffered_inputs = 0, None
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
@@ -206,7 +210,15 @@ class _Sampling(_Driven):
 
     def _report(self, model: Any, inputs: Any, items: Any, *, computed: bool) -> None:
         if not computed:
-            super()._report(model, inputs, items, computed=False)
+            return super()._report(model, inputs, items, computed=False)
+        held, a = self.trainer, self.trainer.args.gradient_accumulation_steps
+        if held._step % (held.args.steps_per_generation * held.num_iterations) < held.args.steps_per_generation:
+            late = self._logs.step_log(held.state.global_step + 1).late  # as TRL counts what it samples
+            masks = [
+                torch.frombuffer(bytearray(late[f"{n}_mask"]), dtype=torch.int64) for n in ("prompt", "completion")
+            ]
+            held.state.num_input_tokens_seen += sum(int(mask.view(a, -1)[self._done].sum()) for mask in masks)
+        return None
 
     def _prepared(self, inputs: Any) -> Any:
         with seeded(self.trainer):
