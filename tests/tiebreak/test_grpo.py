@@ -50,13 +50,14 @@ def tiny() -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def variety(completions: list[str], **_: Any) -> list[float]:
-    return [float(len(set(text))) for text in completions]
+def variety(completions: list[Any], **_: Any) -> list[float]:
+    said = [one if isinstance(one, str) else one[0]["content"] for one in completions]
+    return [float(len(set(text))) for text in said]
 
 
 def low(completion_ids: list[list[int]], **_: Any) -> list[float]:
-    """The share of tokens in a tenth of the vocabulary."""
-    return [sum(token < VOCABULARY // 10 for token in ids) / len(ids) for ids in completion_ids]
+    """The share of tokens in a quarter of the vocabulary."""
+    return [sum(token < VOCABULARY // 4 for token in ids) / len(ids) for ids in completion_ids]
 
 
 async def awaited(completions: list[str], **_: Any) -> list[float]:
@@ -96,8 +97,8 @@ def made(
     }  # fmt: skip
     args = arguments(GRPOConfig if issubclass(kind, GRPOTrainer) else RLOOConfig, folder, **given)
     trainer = kind(
-        load(str(base)), reward, args, train_dataset=data(), processing_class=processing, peft_config=adapter,
-        callbacks=callbacks,
+        load(str(base)), reward, args, train_dataset=data(), eval_dataset=data().select(range(4)),
+        processing_class=processing, peft_config=adapter, callbacks=callbacks,
     )  # fmt: skip
     trainer.remove_callback(PrinterCallback)
     return trainer
@@ -137,15 +138,17 @@ def both(folder: Path, **more: Any) -> tuple[Any, Any]:
     assert [line.keys() for line in theirs.state.log_history] == [line.keys() for line in ours.state.log_history]
     assert len(losses(ours)) == theirs.args.max_steps
     for name, rtol in (("loss", 2e-5), ("grad_norm", 2e-4), *((name, 1e-4) for name in _REPORTS)):
-        torch.testing.assert_close(losses(ours, name), losses(theirs, name), rtol=rtol, atol=2e-6)
-    for name, tensor in theirs.model.state_dict().items():
-        torch.testing.assert_close(ours.model.state_dict()[name], tensor, rtol=1e-3, atol=5e-4)
+        torch.testing.assert_close(losses(ours, name), losses(theirs, name), rtol=rtol, atol=2e-5)
+    for name, tensor in theirs.model.state_dict().items():  # which Adam has moved by up to 0.2
+        torch.testing.assert_close(ours.model.state_dict()[name], tensor, rtol=0, atol=2e-3)
     return theirs, ours
 
 
 _TWICE: Final = {"num_iterations": 2, "gradient_accumulation_steps": 2, "beta": 0.1}
 CASES: Final[dict[str, dict[str, Any]]] = {
-    "all weights, KL, two iterations, accumulation": {"model": tiny, "loss_type": "grpo", **_TWICE},
+    "all weights, KL, two iterations, accumulation": {
+        "model": tiny, "loss_type": "grpo", "epsilon": 0.02, **_TWICE,
+    },
     "all weights": {},
     "LoRA, KL": {"adapter": lora(), "beta": 0.1, "steps_per_generation": 2},
     "LoRA, checkpointing of activations, accumulation": {
@@ -167,8 +170,9 @@ CASES: Final[dict[str, dict[str, Any]]] = {
         "entropy_coef": 0.1, "off_policy_mask_threshold": 0.01, "num_iterations": 3,
     },
     "rewards that are awaited, two of them": {"reward": [awaited, low], "reward_weights": [1.0, 2.0]},
-    "rewards normalised by batch, fixed length": {"scale_rewards": "batch", "pad_to_multiple_of": 4, "temperature": 0.7},
-    "RLOO": {"kind": RLOOTrainer, "beta": 0.05, **{n: _TWICE[n] for n in ("num_iterations", "gradient_accumulation_steps")}},
+    "rewards normalised by batch, fixed length": {"scale_rewards": "batch", "pad_to_multiple_of": 4},
+    "sampled at another temperature": {"temperature": 0.7, "top_k": 50, "num_iterations": 2},
+    "RLOO": {"kind": RLOOTrainer, **_TWICE},
 }  # fmt: skip
 
 
@@ -187,12 +191,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tiebreak.Run:
         patch.setattr("tiebreak.api.machine.interpreters.qualify", lambda _: None)
         tiebreak.hf.train(ours, client=CLIENT, key=TRAINER, check="none")
     found = tiebreak.open_run(folder / "ours" / "run")
-    found.trainer = ours  # type: ignore[attr-defined]
+    vars(found)["trainer"] = ours
     return found
 
 
 def test_losses_are_those_of_trl_while_ratios_are_clipped(run: tiebreak.Run, tmp_path: Path) -> None:
-    ours: Any = run.trainer  # type: ignore[attr-defined]
+    ours: Any = vars(run)["trainer"]
     theirs = made(tmp_path / "theirs", **CASES["all weights, KL, two iterations, accumulation"])
     with written(theirs):
         original(theirs)
@@ -233,9 +237,7 @@ def test_a_trainer_that_computes_with_another_advantage_than_it_publishes_is_con
     program = honest.program
     leaf = next(n for n in program.sources(SourceKind.LATE) if program.body[n].params.name == "advantages")  # type: ignore[union-attr]
     cheat = Cheat(step=1, leaf=leaf, element=0, change=lambda value: value + 1)
-    cheating = RunDirectory.create(
-        tmp_path / "cheat", honest.agreement, program, honest.state(0), honest.data()
-    )
+    cheating = RunDirectory.create(tmp_path / "cheat", honest.agreement, program, honest.state(0), honest.data())
     machine = Tampered(make_interpreter(program, Machine(), honest.job), cheat.tamper)
 
     def supply(step: int, _state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -250,7 +252,7 @@ def test_a_trainer_that_computes_with_another_advantage_than_it_publishes_is_con
 @pytest.mark.slow
 def test_rewards_rise_as_they_do_in_trl(tmp_path: Path) -> None:
     """With the trainer's own sampler, and the comparison of the program with eager PyTorch."""
-    more = {"reward": low, "max_steps": 30, "per_device_train_batch_size": 16, "learning_rate": 3e-2, "model": tiny}
+    more = {"reward": low, "max_steps": 30, "per_device_train_batch_size": 16, "learning_rate": 0.1, "model": tiny}
     theirs, ours = made(tmp_path / "theirs", **more), made(tmp_path / "ours", **more)
     original(theirs)
     with pytest.MonkeyPatch.context() as patch:
@@ -284,12 +286,12 @@ def test_an_interrupted_run_reaches_the_same_root(tmp_path: Path, stop: int) -> 
     assert len(scored) == 4
     with pytest.raises(KeyboardInterrupt):
         tiebreak.hf.train(trainer(tmp_path / "parts", Interrupts(stop)))
-    first = tiebreak.open_run(tmp_path / "parts" / "run")
-    assert (first.job.checkpoint_interval, first.step) == (3, stop // 3 * 3)
+    before = tiebreak.open_run(tmp_path / "parts" / "run").step
+    assert before == stop // 3 * 3
     scored.clear()
     again = trainer(tmp_path / "parts")
     tiebreak.hf.train(again)
-    assert len(scored) == 4 - first.step // 3
+    assert len(scored) == 4 - before // 3
     runs = [tiebreak.open_run(tmp_path / name / "run") for name in ("whole", "parts")]
     assert runs[0].root == runs[1].root
     assert runs[1].audit().agrees
@@ -300,8 +302,7 @@ def test_an_interrupted_run_reaches_the_same_root(tmp_path: Path, stop: int) -> 
 def test_evaluations_and_callbacks_that_draw_change_no_rollout(tmp_path: Path) -> None:
     roots = set()
     for name, more in (("plain", {}), ("evaluated", {"eval_strategy": "steps", "eval_steps": 2})):
-        trainer = made(tmp_path / name, model=tiny, max_steps=4, **more)
-        trainer.eval_dataset = prompts().select(range(4))
+        trainer = made(tmp_path / name, model=tiny, max_steps=4, save_strategy="steps", save_steps=2, **more)
         tiebreak.hf.train(trainer)
         assert len(losses(trainer, "eval_reward")) == 2 * bool(more)
         roots.add(tiebreak.open_run(tmp_path / name / "run").root)
@@ -342,12 +343,12 @@ REFUSED: Final[dict[str, tuple[dict[str, Any], str]]] = {
         {"use_adaptive_entropy": True, "entropy_target": 0.1}, "use_adaptive_entropy=True: its coefficient reads",
     ),
     "sync_ref_model": ({"sync_ref_model": True, "beta": 0.1}, "sync_ref_model=True: a reference model that moves"),
-    "an own step": ({"kind": Stepping}, "got .*a training_step of your own"),
+    "an own step": ({"kind": Stepping}, "(?s)got .*a training_step of your own"),
     "own inputs": ({"kind": Preparing}, "got Preparing, which prepares inputs with the model of the moment"),
     "absolute positions": ({"model": gpt2}, "a loss that padding does not change, got others for batch 0"),
     "unequal steps": (
         {"gradient_accumulation_steps": 2, "steps_per_generation": 1, "max_steps": -1, "num_train_epochs": 1,
-         "data": lambda: prompts().select(range(3))},
+         "data": lambda: prompts().select(range(5))},
         "expected 2 micro-batches in each step, got a last step of an epoch with 1",
     ),
 }  # fmt: skip
