@@ -116,10 +116,12 @@ def check_padding(
         padded = _with_gradients(loss(trainer.model, **given) / (1 if WEIGHT in given else columns.factor), wanted)
         if _near(plain, again, close) and not _near(plain, padded, close):  # capture says why it is not repeated
             shape = tuple(next(iter(inputs.values())).shape)
+            advice = "set dataloader_drop_last=True, or pad all examples to one length"
+            if more:
+                advice = "take a model whose positions are relative, or prompts of one length"
             raise ConfigurationError(
                 f"expected a loss that padding does not change, got others for batch {number} of shape "
-                f"{shape} once it is padded to the shape of the others; set dataloader_drop_last=True, or pad all "
-                "examples to one length"
+                f"{shape} once it is padded to the shape of the others; {advice}"
             )
     for norm, state in zip(norms, before, strict=True):
         norm.load_state_dict(state)

@@ -63,8 +63,9 @@ class Rollouts:
                 f"expected {a} micro-batches in each step, got a last step of an epoch with {recording.counts[-1]}; "
                 "set steps_per_generation to a multiple of gradient_accumulation_steps"
             )
-        prompts = [[row["prompt"] for row in batch] for batch in inputs[::every]]
-        longest = [max(map(len, trainer._tokenize_prompts(batch)[0])) for batch in prompts]
+        prompts = {repr(row["prompt"]): row["prompt"] for batch in inputs[::every] for row in batch}
+        sizes = dict(zip(prompts, map(len, trainer._tokenize_prompts([*prompts.values()])[0]), strict=True))
+        longest = [max(sizes[repr(row["prompt"])] for row in batch) for batch in inputs[::every]]
         multiple = getattr(trainer, "pad_to_multiple_of", None) or 1
         prompt, completion = (-(-n // multiple) * multiple for n in (max(longest), trainer.max_completion_length))
         made = _example(trainer, inputs[every * longest.index(min(longest))], a)
@@ -134,7 +135,8 @@ def _example(trainer: Any, batch: Any, count: int) -> list[dict[str, Any]]:
 
     No completion is of full length, so that the example has padding on both sides.
     """
-    tokens, longest = len(trainer._tokenizer), max(2, trainer.max_completion_length * 3 // 4)
+    tokens = min(len(trainer._tokenizer), trainer.model.config.get_text_config().vocab_size)
+    longest = max(2, trainer.max_completion_length * 3 // 4)
 
     def generate(input_ids: Tensor, **_: Any) -> Tensor:
         drawn = torch.randint(tokens, (len(input_ids), longest), device=input_ids.device)
