@@ -1,7 +1,7 @@
 """`tiebreak.hf.train` with TRL's GRPO and RLOO, beside the original on the same rollouts; and what it refuses."""
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,6 @@ from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 import tiebreak
-from tests.lab.sim.adversaries.playing import CLIENT, TRAINER
 from tests.parts import slow_except
 from tests.tiebreak.hf_cases import VOCABULARY, Interrupts, arguments, gpt2, llama, losses, texts, tokenizer
 from tests.tiebreak.hf_scripts import lora
@@ -31,11 +30,9 @@ from tiebreak.engine.logged.journal import LogsInProgress
 from tiebreak.engine.logged.log_replay import late_tensors
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.train import Worker
-from tiebreak.lab.sim.adversaries.tampering import Cheat, Tampered
 from tiebreak.protocol.errors import CannotCheck
-from tiebreak.protocol.program.isa import SourceKind
 
-Reward = Callable[..., list[float]]
+KEYS: Final = tiebreak.new_key(), tiebreak.new_key()
 _REPORTS: Final = (
     "reward", "kl", "entropy", "clip_ratio/region_mean", "completions/mean_length", "num_tokens", "learning_rate",
 )  # fmt: skip
@@ -146,8 +143,8 @@ def both(folder: Path, **more: Any) -> tuple[Any, Any]:
 
 _TWICE: Final = {"num_iterations": 2, "gradient_accumulation_steps": 2, "beta": 0.1}
 CASES: Final[dict[str, dict[str, Any]]] = {
-    "all weights, KL, two iterations, accumulation": {
-        "model": tiny, "loss_type": "grpo", "epsilon": 0.02, **_TWICE,
+    "all weights, KL, two iterations": {
+        "model": tiny, "loss_type": "grpo", "epsilon": 0.02, "num_iterations": 2, "beta": 0.1,
     },
     "all weights": {},
     "LoRA, KL": {"adapter": lora(), "beta": 0.1, "steps_per_generation": 2},
@@ -186,10 +183,10 @@ def test_steps_are_those_of_trl_on_the_same_rollouts(tmp_path: Path, case: str) 
 def run(tmp_path_factory: pytest.TempPathFactory) -> tiebreak.Run:
     """A signed run, whose losses are those of TRL."""
     folder = tmp_path_factory.mktemp("grpo")
-    ours = made(folder / "ours", **CASES["all weights, KL, two iterations, accumulation"])
+    ours = made(folder / "ours", **CASES["all weights, KL, two iterations"])
     with written(ours), pytest.MonkeyPatch.context() as patch:
         patch.setattr("tiebreak.api.machine.interpreters.qualify", lambda _: None)
-        tiebreak.hf.train(ours, client=CLIENT, key=TRAINER, check="none")
+        tiebreak.hf.train(ours, client=KEYS[0], key=KEYS[1], check="none")
     found = tiebreak.open_run(folder / "ours" / "run")
     vars(found)["trainer"] = ours
     return found
@@ -197,7 +194,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tiebreak.Run:
 
 def test_losses_are_those_of_trl_while_ratios_are_clipped(run: tiebreak.Run, tmp_path: Path) -> None:
     ours: Any = vars(run)["trainer"]
-    theirs = made(tmp_path / "theirs", **CASES["all weights, KL, two iterations, accumulation"])
+    theirs = made(tmp_path / "theirs", **CASES["all weights, KL, two iterations"])
     with written(theirs):
         original(theirs)
     assert list(theirs._logs["completion"]) == list(ours._logs["completion"]) != []
@@ -230,23 +227,34 @@ def test_an_audit_agrees_and_a_forged_advantage_or_token_is_refused(run: tiebrea
             tiebreak.open_run(forged.path).audit()
 
 
+class Deceiving(LogsInProgress):
+    """Publishes an advantage and computes with another."""
+
+    def before(self, step: int, *rest: Any) -> Any:
+        sums = super().before(step, *rest)
+        sums.late = {**sums.late, "advantages": sums.late["advantages"] + (step == 1)}
+        return sums
+
+
 def test_a_trainer_that_computes_with_another_advantage_than_it_publishes_is_convicted(
     run: tiebreak.Run, tmp_path: Path
 ) -> None:
     honest = RunDirectory.open(run.directory)
-    program = honest.program
-    leaf = next(n for n in program.sources(SourceKind.LATE) if program.body[n].params.name == "advantages")  # type: ignore[union-attr]
-    cheat = Cheat(step=1, leaf=leaf, element=0, change=lambda value: value + 1)
-    cheating = RunDirectory.create(tmp_path / "cheat", honest.agreement, program, honest.state(0), honest.data())
-    machine = Tampered(make_interpreter(program, Machine(), honest.job), cheat.tamper)
+    found = []
+    for kind in (LogsInProgress, Deceiving):
+        made = RunDirectory.create(
+            tmp_path / kind.__name__, honest.agreement, honest.program, honest.state(0), honest.data()
+        )
+        machine = make_interpreter(honest.program, Machine(), honest.job)
 
-    def supply(step: int, _state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return late_tensors(program, LogFiles(honest).step_log(step), machine.arithmetic)
+        def supply(step: int, _state: Mapping[str, Tensor], machine: Any = machine) -> dict[str, Tensor]:
+            return late_tensors(honest.program, LogFiles(honest).step_log(step), machine.arithmetic)
 
-    Worker(cheating, machine, key=TRAINER, logs=LogsInProgress.of(cheating, supply=supply)).work(2)
-    report = tiebreak.open_run(cheating.path).audit()
-    assert not report.agrees
-    assert report.fraud is not None
+        Worker(made, machine, key=KEYS[1], logs=kind(made, supply=supply)).work(2)
+        assert LogFiles(made).step_log(1).late == LogFiles(honest).step_log(1).late
+        found.append(tiebreak.open_run(made.path).audit())
+    assert [report.agrees for report in found] == [True, False]
+    assert found[1].fraud is not None
 
 
 @pytest.mark.slow
@@ -295,7 +303,7 @@ def test_an_interrupted_run_reaches_the_same_root(tmp_path: Path, stop: int) -> 
     assert runs[0].root == runs[1].root
     assert runs[1].audit().agrees
     assert losses(again, "num_tokens")[-1] == losses(whole, "num_tokens")[-1]
-    assert tiebreak.hf.train(again).global_step == 12, "nothing is left to be computed"
+    assert tiebreak.hf.train(trainer(tmp_path / "parts")).global_step == 12, "nothing is left to be computed"
     assert len(scored) == 4 - before // 3
 
 
