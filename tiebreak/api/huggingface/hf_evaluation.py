@@ -10,6 +10,7 @@ from transformers import Trainer
 from tiebreak.api.evaluation.evaluations import evaluate as certified
 from tiebreak.api.huggingface.objective import check_padding, objective, ready
 from tiebreak.api.huggingface.recording import Recording, columns
+from tiebreak.api.huggingface.refusals import samples
 from tiebreak.api.machine import Machine
 from tiebreak.api.signing.keys import new_key
 from tiebreak.api.training.scoring import ScoredExamples
@@ -35,6 +36,11 @@ def evaluate(
     Raises `ConfigurationError` for metrics in Python (`compute_metrics`), which no program follows.
     """
     held: Any = trainer
+    if samples(trainer):
+        raise ConfigurationError(
+            f"expected a trainer whose evaluation has data of its own, got {type(trainer).__name__}, which samples "
+            "from its model: no run follows that; call trainer.evaluate()"
+        )
     if held.compute_metrics is not None:
         raise ConfigurationError(
             "expected a trainer without compute_metrics, which is Python code on predictions, got one; score a task of "

@@ -1,7 +1,8 @@
 """`tiebreak.hf.train(trainer)` in the place of `trainer.train()`."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ from transformers.trainer_utils import TrainOutput
 
 from tiebreak.api.huggingface import refusals, trainer_loop
 from tiebreak.api.huggingface.objective import check_padding, objective, ready
-from tiebreak.api.huggingface.recording import RecordedColumns, Recording, columns, record
+from tiebreak.api.huggingface.recording import WEIGHT, Recording, columns, record
+from tiebreak.api.huggingface.rollouts import Rollouts
 from tiebreak.api.machine import Machine
 from tiebreak.api.training.runs import Run, agree
 from tiebreak.engine.capture.step_run import replaced, same_draws
-from tiebreak.engine.capture.task import Task
+from tiebreak.engine.capture.task import CHECKPOINTS, Task
 from tiebreak.engine.optimizers.settings import Clip
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.terms import Terms
@@ -33,10 +35,11 @@ def train(
 ) -> TrainOutput:  # fmt: skip
     """Does what `trainer.train()` does, as a run in `output_dir/run` that anyone can audit, and returns the same.
 
-    trainer: a `transformers.Trainer` or a subclass (TRL's SFTTrainer, DPOTrainer, RewardTrainer), ready to train. Its
-    own loop runs twice: once to record what each micro-batch is fed, and once over the steps that the engine computes
-    from that. So order, packing, logs, callbacks, evaluation and saving are its own. Only dropout and other draws
-    within the step follow the job's seed. Called again after an interruption, it goes on from the last checkpoint.
+    trainer: a `transformers.Trainer` or a subclass (TRL's SFTTrainer, DPOTrainer, RewardTrainer, GRPOTrainer), ready to
+    train. Its own loop runs twice: once to record what each micro-batch is fed, and once over the steps that the engine
+    computes from that. So order, packing, logs, callbacks, evaluation and saving are its own. Only dropout and other
+    draws within the step follow the job's seed. Called again after an interruption, it goes on from the last
+    checkpoint. What GRPOTrainer and RLOOTrainer sample is published with each step (docs/reinforcement.md).
     resume_from_checkpoint: True, or a checkpoint of this run in `output_dir`, changes nothing; another path is refused.
     trial: None; a search is refused. ignore_keys_for_eval: as in `trainer.train`.
     machine: how this process computes [default: on the trainer's device].
@@ -52,15 +55,15 @@ def train(
         raise ConfigurationError("expected no trial of a search, got one: make a trainer and a folder for each trial")
     with _noting_reads(trainer.args) as read:
         recording = record(trainer)
-        found = columns(trainer, recording)
+        rollouts = Rollouts.of(trainer, recording) if refusals.samples(trainer) else None
         options = {"client": client, "trainer": key, "terms": terms, "check": check}
         with same_draws():
-            run = _agreed(trainer, recording, found, machine or Machine(device=str(trainer.args.device)), options)
+            run = _agreed(trainer, recording, rollouts, machine or Machine(device=str(trainer.args.device)), options)
     refusals.warn_of_unread(trainer.args, read)
     given = {"ignore_keys_for_eval": ignore_keys_for_eval} if ignore_keys_for_eval else {}
     saves = str(getattr(trainer.args.save_strategy, "value", trainer.args.save_strategy)) != "no"
     keep = "all" if saves and trainer.args.save_total_limit is None else "last"
-    output: TrainOutput = trainer_loop.drive(trainer, run, recording, key=key, keep=keep, **given)
+    output: TrainOutput = trainer_loop.drive(trainer, run, recording, rollouts, key=key, keep=keep, **given)
     return output
 
 
@@ -93,16 +96,26 @@ def _noting_reads(args: Any) -> Iterator[set[str]]:
 
 
 def _agreed(
-    trainer: Any, recording: Recording, found: RecordedColumns, machine: Machine, options: dict[str, Any]
+    trainer: Any, recording: Recording, rollouts: Rollouts | None, machine: Machine, options: dict[str, Any]
 ) -> Run:
-    args = trainer.args
-    with ready(trainer), _reference(trainer), replaced(trainer, **_optimizers(trainer, recording.planned)):
+    args, interval, late, more = trainer.args, _interval(trainer.args, recording), set[str](), None
+    if rollouts is None:
+        found, inputs = columns(trainer, recording), recording
+    else:
+        found, inputs, late = rollouts.columns, rollouts.example, rollouts.columns.data.keys() - {WEIGHT}
+        more = partial(rollouts.computed, trainer)
+        every = (interval or max(1, recording.steps // CHECKPOINTS)) / rollouts.period
+        interval = min(recording.steps, ceil(every) * rollouts.period)  # at which nothing is left to be used again
+    refers = nullcontext() if rollouts and not rollouts.refers else _reference(trainer)
+    with ready(trainer), refers, replaced(trainer, **_optimizers(trainer, recording.planned)):
         if found.smallest:
-            check_padding(trainer, recording, found)
+            check_padding(trainer, inputs, found, more)
         task = Task(
-            trainer.model, objective(trainer, found), data=found.data, optimizer=trainer.optimizer, batch=1,
-            steps=recording.steps, seed=args.seed, schedule=trainer.lr_scheduler,
-            accumulation=args.gradient_accumulation_steps, norm=True, checkpoint_interval=_interval(args, recording),
+            trainer.model, objective(trainer, found, more), optimizer=trainer.optimizer, batch=1,
+            data={name: tensor for name, tensor in found.data.items() if name not in late},
+            late={name: found.data[name] for name in late}, steps=recording.steps, seed=args.seed,
+            schedule=trainer.lr_scheduler, accumulation=args.gradient_accumulation_steps, norm=True,
+            checkpoint_interval=interval,
             clip=Clip(norm=args.max_grad_norm) if args.max_grad_norm and args.max_grad_norm > 0 else None,
         )  # fmt: skip
         return agree(task, Path(str(args.output_dir), RUN), machine=machine, **options)

@@ -11,7 +11,7 @@ from accelerate.utils.operations import convert_outputs_to_fp32
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
-from tiebreak.api.huggingface.recording import ITEMS, WEIGHT, RecordedColumns, Recording
+from tiebreak.api.huggingface.recording import FLASH, ITEMS, WEIGHT, RecordedColumns, Recording
 from tiebreak.engine.capture.step_run import replaced
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -20,6 +20,9 @@ _REPORTED: Final = ("_metrics", "_stored_metrics", "_total_train_tokens")
 _CLOSE: Final = 1e-4
 _CLOSE_IN_BF16: Final = 3e-2
 """The largest distance of the gradients of a batch with and without padding, relative to their norms."""
+
+
+More = Callable[[Any, Mapping[str, Tensor]], dict[str, Tensor]]
 
 
 @contextmanager
@@ -33,12 +36,16 @@ def _silent(trainer: Any) -> Iterator[None]:
         yield
 
 
-def objective(trainer: Any, columns: RecordedColumns) -> Callable[..., Tensor]:
-    """The loss as a function of the model and a row of the data, each (1, ...); rank 0."""
+def objective(trainer: Any, columns: RecordedColumns, more: More | None = None) -> Callable[..., Tensor]:
+    """The loss as a function of the model and a row of the data, each (1, ...); rank 0.
+
+    more: gives further inputs, which the step computes itself, from model and row, for a trainer that samples.
+    """
 
     def loss(model: Any, **rows: Tensor) -> Tensor:
         given: dict[str, Any] = {name: rows[name][0].to(dtype) for name, dtype in columns.dtypes.items()}
-        items, weight = given.pop(ITEMS, None), given.pop(WEIGHT, None)
+        items, weight = None if more else given.pop(ITEMS, None), given.pop(WEIGHT, None)
+        given |= more(model, given) if more else {}
         found: Tensor = value(trainer, model, given | columns.constants, items)
         if weight is not None:
             return cast("Tensor", found * weight)
@@ -82,13 +89,15 @@ def ready(trainer: Any) -> Iterator[None]:
         yield
 
 
-def check_padding(trainer: Any, recording: Recording, columns: RecordedColumns) -> None:
+def check_padding(
+    trainer: Any, recording: Recording, columns: RecordedColumns, more: More | None = None
+) -> None:  # fmt: skip
     """Compares loss and gradients of the smallest batches as Trainer feeds them with those of their padded rows.
 
     Gradients too, since a loss alone may be blind: that of DPO is ln 2 for each batch before the first step. Raises
     `ConfigurationError` if they differ.
     """
-    loss = objective(trainer, columns)
+    loss = objective(trainer, columns, more)
     wanted = [p for p in trainer.model.parameters() if p.requires_grad]
     close = _CLOSE_IN_BF16 if trainer.args.bf16 or any(p.dtype == torch.bfloat16 for p in wanted) else _CLOSE
     trainer.model.eval()  # without dropout, whose masks have the batch's shape
@@ -98,7 +107,7 @@ def check_padding(trainer: Any, recording: Recording, columns: RecordedColumns) 
         norm.train()  # their means are over a batch, with what fills it up
     for number, at in columns.smallest:
         given = {name: tensor[at : at + 1] for name, tensor in columns.data.items()}
-        inputs = {name: v for name, v in recording.inputs[number].items() if name in given or name in columns.constants}
+        inputs = {name: v for name, v in recording.inputs[number].items() if name not in FLASH}
         if WEIGHT in given:
             given[WEIGHT] = torch.ones(1)
         plain, again = (
@@ -107,10 +116,12 @@ def check_padding(trainer: Any, recording: Recording, columns: RecordedColumns) 
         padded = _with_gradients(loss(trainer.model, **given) / (1 if WEIGHT in given else columns.factor), wanted)
         if _near(plain, again, close) and not _near(plain, padded, close):  # capture says why it is not repeated
             shape = tuple(next(iter(inputs.values())).shape)
+            advice = "set dataloader_drop_last=True, or pad all examples to one length"
+            if more:
+                advice = "take a model whose positions are relative, or prompts of one length"
             raise ConfigurationError(
                 f"expected a loss that padding does not change, got others for batch {number} of shape "
-                f"{shape} once it is padded to the shape of the others; set dataloader_drop_last=True, or pad all "
-                "examples to one length"
+                f"{shape} once it is padded to the shape of the others; {advice}"
             )
     for norm, state in zip(norms, before, strict=True):
         norm.load_state_dict(state)

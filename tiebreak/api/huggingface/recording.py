@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import Trainer
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 
+from tiebreak.api.huggingface.refusals import samples
 from tiebreak.engine.capture.step_run import random_streams, replaced, same_draws, set_random_streams
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.philox import shuffle
@@ -32,7 +33,7 @@ _FILLINGS: Final = {
     "end_positions": 1 << 20,
 }  # fmt: skip
 _TOKENS: Final = ("input_ids", "decoder_input_ids")
-_FLASH: Final = frozenset(["cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"])
+FLASH: Final = frozenset(["cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"])
 """Columns for flash attention alone; other attention takes documents apart by `position_ids`."""
 _MULTIPLE: Final = 8
 _MUCH_PADDING: Final = 0.25
@@ -43,8 +44,8 @@ _LOG: Final = logging.getLogger(__name__)
 class Recording:
     """The micro-batches of a loop: each is the input of one `training_step`."""
 
-    inputs: list[dict[str, Any]] = field(default_factory=list)
-    """The inputs of each micro-batch, on the CPU."""
+    inputs: list[Any] = field(default_factory=list)
+    """The inputs of each micro-batch by name, on the CPU; a list of prompts if the trainer samples from its model."""
     items: list[Any] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     """The number of micro-batches in the step of each."""
@@ -58,12 +59,13 @@ class Recording:
 class _Loader:
     """The trainer's data loader, which records its batches and repeats them in a second run of the loop."""
 
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-        self.epochs: list[list[dict[str, Any]]] = []
+    def __init__(self, loader: Any, *, samples: bool) -> None:
+        """samples: whether a batch is a list of prompts, from which the trainer samples."""
+        self._loader, self._samples = loader, samples
+        self.epochs: list[list[Any]] = []
         self._drawn: list[list[tuple[Any, Any, bool]]] = []
         """The random numbers' state before and after each batch, and whether a batch depends on it."""
-        self.again: Iterator[tuple[list[dict[str, Any]], list[tuple[Any, Any, bool]]]] | None = None
+        self.again: Iterator[tuple[list[Any], list[tuple[Any, Any, bool]]]] | None = None
         self.watches = False
         """Whether there may be a warning, given once, that other code has drawn random numbers."""
 
@@ -96,11 +98,14 @@ class _Loader:
         for batch in self._loader:
             after = random_streams()
             self._drawn[-1].append((before, before if after == before else after, self._depends(before, after)))
-            if not isinstance(batch, Mapping):
+            if self._samples:
+                self.epochs[-1].append(batch)
+            elif isinstance(batch, Mapping):
+                self.epochs[-1].append({k: v.detach().cpu() if isinstance(v, Tensor) else v for k, v in batch.items()})
+            else:
                 raise ConfigurationError(
                     f"expected a data_collator that gives tensors by name, got {type(batch).__name__}"
                 )
-            self.epochs[-1].append({k: v.detach().cpu() if isinstance(v, Tensor) else v for k, v in batch.items()})
             yield batch
             before = random_streams()
 
@@ -127,7 +132,7 @@ def record(trainer: Trainer) -> Recording:
     An evaluation loads its data, since that draws random numbers on which later batches may depend.
     """
     held: Any = trainer
-    found, loader = Recording(), _Loader(trainer.get_train_dataloader())
+    found, loader = Recording(), _Loader(trainer.get_train_dataloader(), samples=samples(trainer))
 
     def note(_model: Any, _inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         found.items.append(num_items_in_batch)
@@ -206,7 +211,7 @@ def columns(trainer: Trainer, recording: Recording, *, ordered: bool = False) ->
         shares += [a / count] * count + [0.0] * (a - count)
         at += count
     rows = [recording.inputs[i] for i in sources]
-    names = [n for n, v in rows[0].items() if isinstance(v, Tensor) and n not in _FLASH]
+    names = [n for n, v in rows[0].items() if isinstance(v, Tensor) and n not in FLASH]
     _check_names(trainer, rows, names)
     items = [recording.items[i] for i in sources]
     scaled = getattr(held, "loss_is_scaled_for_ga", None)  # which transformers 5.6 does not have
@@ -230,7 +235,7 @@ def columns(trainer: Trainer, recording: Recording, *, ordered: bool = False) ->
         found[name] = torch.empty_like(narrow).index_copy_(0, torch.tensor(place), narrow)
     return RecordedColumns(
         data=found, dtypes=dtypes,
-        constants={n: v for n, v in rows[0].items() if not isinstance(v, Tensor) and n not in _FLASH},
+        constants={n: v for n, v in rows[0].items() if not isinstance(v, Tensor) and n not in FLASH},
         factor=1.0 if WEIGHT in found else float(weights[0]),
         smallest=tuple(
             (sources[i], place[i]) for i in smallest if any(rows[i][n].shape != found[n].shape[1:] for n in names)
@@ -250,7 +255,7 @@ def _check_names(trainer: Trainer, rows: Sequence[dict[str, Any]], names: Sequen
                 f"expected batches with the same names, got {sorted(row)} after {sorted(rows[0])}; let the "
                 "data_collator give all of them each time"
             )
-        for name in row.keys() - {*names} - _FLASH:
+        for name in row.keys() - {*names} - FLASH:
             if isinstance(row[name], Tensor) or row[name] != rows[0][name]:
                 raise ConfigurationError(
                     f"expected tensors, or what is the same in all batches, got {name} with {row[name]!r} after "

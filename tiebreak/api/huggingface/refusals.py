@@ -26,13 +26,25 @@ _ARGUMENTS: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
     "sync_ref_model": ((False,), "a reference model that moves in a callback is not part of the step"),
 }
 """The values of each argument that have no effect, and the reason why others are refused."""
+_OF_ROLLOUTS: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
+    "use_vllm": ((False,), "its weights are loaded by code that a run does not drive; let the trainer sample"),
+    "use_transformers_continuous_batching": ((False,), "what it samples depends on the load; leave it out"),
+    "rollout_func": ((None,), "rollouts of your own may have any form; let the trainer sample"),
+    "tools": (([], None), "calls of tools are no part of what is followed; leave them out"),
+    "environment_factories": ((None,), "environments are no part of what is followed; leave them out"),
+    "_is_vlm": ((False,), "prompts with images have no fixed shape; give a tokenizer, and text"),
+    "top_entropy_quantile": ((1.0,), "a quantile of a number of tokens that varies has no program; leave it out"),
+    "use_adaptive_entropy": ((False,), "its coefficient reads results of earlier steps; set entropy_coef"),
+    "aux_loss_enabled": ((False,), "a loss that balances experts counts padding too; set router_aux_loss_coef=0"),
+}  # fmt: skip
+"""The same for a trainer that samples from its model: its arguments, or else its attributes."""
 _READING: Final = ("ReduceLROnPlateau", "GreedyLR")
 _LIBRARIES: Final = ("transformers.", "trl.", "peft.", "accelerate.", "axolotl.", "tiebreak.")
 
 
 def check_trainer(trainer: Trainer) -> None:
     """Raises `ConfigurationError`, with all reasons, for a trainer whose steps a job could not be."""
-    found = [*_of_arguments(trainer.args), *_of_trainer(trainer), *_of_callbacks(trainer)]
+    found = [*_of_arguments(trainer.args), *_of_trainer(trainer), *_of_rollouts(trainer), *_of_callbacks(trainer)]
     if found:
         listed = found[0] if len(found) == 1 else "".join(f"\n* {line}" for line in found)
         raise ConfigurationError(f"expected a trainer whose steps one program computes, got {listed}")
@@ -71,10 +83,13 @@ def _of_trainer(trainer: Trainer) -> Iterator[str]:
     version = getattr(sys.modules.get("trl"), "__version__", "1")
     if int(version.partition(".")[0]) < 1 and any(kind.__module__.startswith("trl.") for kind in type(held).__mro__):
         yield f"a trainer of TRL {version}, whose losses read values as TRL 1 does not: pip install -U trl"
-    if type(held)._prepare_inputs is not Trainer._prepare_inputs:
+    if not samples(held) and (
+        type(held)._prepare_inputs is not Trainer._prepare_inputs
+        or _owner(held, "training_step").startswith("trl.experimental.")
+    ):
         yield (
-            f"{type(held).__name__}, which prepares inputs with the model of the moment: data that depend on the "
-            "weights are no data of a job"
+            f"{type(held).__name__}, which prepares inputs with the model of the moment: of such trainers, GRPOTrainer "
+            "and RLOOTrainer are followed"
         )
     if _is_users(_owner(held, "training_step")):
         yield "a training_step of your own, which a run never calls: put what it computes into compute_loss"
@@ -84,6 +99,20 @@ def _of_trainer(trainer: Trainer) -> Iterator[str]:
             "a model or a trainer of Unsloth, whose kernels are no operators of PyTorch: load the same base with "
             "AutoModelForCausalLM, and give it the same LoRA with peft"
         )
+
+
+def _of_rollouts(trainer: Any) -> Iterator[str]:
+    for name, (harmless, reason) in _OF_ROLLOUTS.items() if samples(trainer) else ():
+        if (given := getattr(trainer.args, name, getattr(trainer, name, harmless[0]))) not in harmless:
+            yield f"{name.strip('_')}={given!r}: {reason}"
+
+
+def samples(trainer: Any) -> bool:
+    """Whether the trainer's micro-batches are samples from its model, as TRL's trainers for GRPO and RLOO make them."""
+    known = {
+        f"{name}.{what}" for name in ("GRPOTrainer", "RLOOTrainer") for what in ("training_step", "_prepare_inputs")
+    }
+    return {type(trainer).training_step.__qualname__, type(trainer)._prepare_inputs.__qualname__} <= known
 
 
 def _owner(holder: Any, method: str) -> str:

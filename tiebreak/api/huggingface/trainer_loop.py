@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -15,10 +16,13 @@ from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 
 from tiebreak.api.huggingface.recording import Recording, loop
 from tiebreak.api.huggingface.refusals import logs_in_loss
+from tiebreak.api.huggingface.rollouts import Rollouts, seeded
 from tiebreak.api.training import trackers
 from tiebreak.api.training.runs import Run
 from tiebreak.api.training.trainer import Step
 from tiebreak.engine.capture.step_run import replaced, same_draws
+from tiebreak.engine.logged.files import LogFiles
+from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -27,15 +31,23 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 def drive(
-    trainer: Trainer, run: Run, recording: Recording, *, key: PrivateKey | None, keep: str, **options: Any
+    trainer: Trainer, run: Run, recording: Recording, rollouts: Rollouts | None = None, *, key: PrivateKey | None,
+    keep: str, **options: Any,
 ) -> Any:  # fmt: skip
     """Computes what is left of a run within the trainer's loop, and returns what `trainer.train()` returns.
 
     The loop passes over the steps that are computed already, with their losses and without callbacks. The model has the
-    weights of the last step then, or those that the trainer loads (`load_best_model_at_end`). options: of its `train`.
+    weights of the last step then, or those that the trainer loads (`load_best_model_at_end`). rollouts: of a trainer
+    that samples. options: of its `train`.
     """
-    with closing(run.iterate(key, keep=keep)) as steps:  # whatever happens: it holds the lock of the folder
-        driven = _Driven(trainer, run, recording, steps)
+    driven: _Driven
+    supply = None if rollouts is None else lambda *_: driven.late
+    with closing(run.iterate(key, keep=keep, supply=supply)) as steps:  # whatever happens: it holds the folder's lock
+        driven = (
+            _Driven(trainer, run, recording, steps)
+            if rollouts is None
+            else _Sampling(rollouts, trainer, run, recording, steps)
+        )
         with driven.in_place():
             found = loop(trainer, **options)
         driven.finish()
@@ -59,6 +71,8 @@ class _Driven:
         self._reports = hasattr(trainer, "_metrics") or logs_in_loss(trainer)
         self._norm: float | None = None
         self.callbacks = trainer.callback_handler
+        self.late: dict[str, Tensor] = {}
+        """The late data of the next step."""
         self._written: dict[str, int] = {}
         """The version of each tensor after it was last written."""
         own = ("transformers.trainer_callback", "transformers.utils.notebook")
@@ -143,13 +157,20 @@ class _Driven:
                 mask, places = inputs.get("attention_mask"), inputs.get("position_ids")
                 self.trainer._total_train_tokens += int(mask.sum()) if mask is not None else places.shape[1]
             return
+        self._refresh()
+        with same_draws(), torch.no_grad():
+            prepared = self._prepared(inputs)
+            with self.trainer.compute_loss_context_manager():
+                self.trainer.compute_loss(model, prepared, num_items_in_batch=items)
+
+    def _refresh(self) -> None:
+        """Gives the module the weights before a step, with its first micro-batch."""
         if not self._done and (self.weights or self.first) and not (self.weights and self.watched):
             self.weights = self.weights or self.run.state_dict()
             self.write()
-        with same_draws(), torch.no_grad():
-            prepared = self.trainer._prepare_inputs(dict(inputs))
-            with self.trainer.compute_loss_context_manager():
-                self.trainer.compute_loss(model, prepared, num_items_in_batch=items)
+
+    def _prepared(self, inputs: Any) -> Any:
+        return self.trainer._prepare_inputs(dict(inputs))
 
     def finish(self) -> None:
         """Finishes the last checkpoint, and gives the model the weights of the run unless the trainer chose others."""
@@ -161,6 +182,48 @@ class _Driven:
         if not (self.trainer.args.load_best_model_at_end and state.best_model_checkpoint):
             self.weights = self.run.state_dict()
             self.write()
+
+
+class _Sampling(_Driven):
+    """Runs the loop of a trainer that samples from its model. Its rollouts are each step's late data."""
+
+    def __init__(self, rollouts: Rollouts, trainer: Any, *rest: Any) -> None:
+        super().__init__(trainer, *rest)
+        self._rollouts, self._taken, self._seconds = rollouts, list[dict[str, Tensor]](), 0.0
+        self._logs = LogFiles(RunDirectory.open(self.run.directory))
+        trainer._step, trainer._buffered_inputs = 0, None
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        started = time.perf_counter()
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        self.trainer._step += 1
+        self._seconds += time.perf_counter() - started
+        if not self._done:  # as TRL reports it
+            self.trainer._metrics["train"]["step_time"].append(self._seconds)
+            self._seconds = 0.0
+        return loss
+
+    def _next(self, number: int) -> float:
+        made = self._rollouts.late(self._taken)
+        self.late, self._taken = {name: made[name] for name in self.run.late}, []
+        return super()._next(number)
+
+    def _report(self, model: Any, inputs: Any, items: Any, *, computed: bool) -> None:
+        if not computed:
+            return super()._report(model, inputs, items, computed=False)
+        held, a = self.trainer, self.trainer.args.gradient_accumulation_steps
+        if held._step % (held.args.steps_per_generation * held.num_iterations) < held.args.steps_per_generation:
+            late = self._logs.step_log(held.state.global_step + 1).late  # as TRL counts what it samples
+            masks = [
+                torch.frombuffer(bytearray(late[f"{n}_mask"]), dtype=torch.int64) for n in ("prompt", "completion")
+            ]
+            held.state.num_input_tokens_seen += sum(int(mask.view(a, -1)[self._done].sum()) for mask in masks)
+        return None
+
+    def _prepared(self, inputs: Any) -> Any:
+        with seeded(self.trainer):
+            self._taken.append(self.trainer._prepare_inputs(inputs))
+        return self._taken[-1]
 
 
 class _Keeper(TrainerCallback):

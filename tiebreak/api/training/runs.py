@@ -172,16 +172,25 @@ class Run:
             )  # fmt: skip
         return self
 
-    @taking(key=KEY | NONE, keep=TEXT)
-    def iterate(self, key: PrivateKey | None = None, *, keep: str = "all") -> Generator[tuple[Step, dict[str, Tensor]]]:
+    @property
+    def late(self) -> tuple[str, ...]:
+        """The names of the late data that a step reads."""
+        return tuple(self._run.program.late_spec())
+
+    @taking(key=KEY | NONE, keep=TEXT, supply=FUNCTION | NONE)
+    def iterate(
+        self, key: PrivateKey | None = None, *, keep: str = "all", supply: LateData | None = None
+    ) -> Generator[tuple[Step, dict[str, Tensor]]]:
         """Computes what is left, each step when it is asked for, and yields it with its weights and buffers.
 
         These are the engine's own tensors, with the keys of `state_dict`, on the device that computes: copy them before
-        the next step is asked for, and never write to them. Frozen ones may be in bfloat16. key, keep: as in `resume`.
+        the next step is asked for, and never write to them. Frozen ones may be in bfloat16. key, keep, supply: as in
+        `resume`.
         A loop that ends early leaves the run at its last checkpoint. Raises what `resume` raises.
         """
         names, interpreter = names_of(self._run), _interpreter(self._run, self._machine, key)
-        worker = Worker(self._run, interpreter, key=key, keep=Keep.parse(keep), logs=LogsInProgress.of(self._run))
+        logs = LogsInProgress.of(self._run, supply=self._supplied(supply))
+        worker = Worker(self._run, interpreter, key=key, keep=Keep.parse(keep), logs=logs)
         with closing(worker.each()) as computed:
             for progress, state in computed:
                 if not isfinite(progress.loss):
