@@ -246,7 +246,7 @@ def _root_or_none(encoded: bytes) -> str | None:
 
 
 def _winner(proof: Json, depth: int) -> str | None:
-    """Who wins by the proof of a source of late data in this snapshot (SPEC section 10.1); None if it is illegal."""
+    """The winner by the proof of a source of late data in this snapshot (SPEC section 10.1); None if it is illegal."""
     snapshot, found, siblings = unhex(proof["snapshot"]), unhex(proof["tensorId"]), _digests(proof["siblings"])
     leaf, node, step_log = int.from_bytes(snapshot[40:44], "big"), snapshot[48:80], snapshot[112:144]
     if len(siblings) != depth or fold(found, leaf, siblings) != step_log:

@@ -15,12 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-BUDGETS: Final = {"core": 45_490, "lab": 8_600, "benchmarks": 3_580, "tests": 53_850}
+BUDGETS: Final = {"core": 46_664, "lab": 8_600, "benchmarks": 3_580, "tests": 56_200}
 AREAS: Final = {"tiebreak/lab/": "lab", "tiebreak/": "core", "benchmarks/": "benchmarks", "tests/": "tests"}
 """Beginning of a path -> its area; the first that fits counts."""
 PLANNED: Final = {
-    "evaluations, and the removal of data": 560,
-    "reinforcement learning": 1_800,
+    "reinforcement learning": 1_186,
     "verification in a browser": 100,
     "4-bit bases and several processes": 800,
 }

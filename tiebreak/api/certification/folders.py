@@ -30,7 +30,7 @@ ADAPTER: Final = "adapter_config.json"
 ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
 """The name of the tensors in the folder of an adapter, as PEFT's `save_pretrained` writes it."""
 EVALUATION, SCORES = "evaluation.json", "scores.safetensors"
-"""What an evaluation scored, and the scores, which no loader takes for weights."""
+"""The files of an evaluation: its description, and its scores, which no loader takes for weights."""
 CONFIGURED: Final = {ADAPTER: ADAPTER_WEIGHTS, EVALUATION: SCORES}
 """Files that say what the tensors of others in their folder are."""
 SLSA, MODEL_SIGNATURE, RECEIPT = "tiebreak.slsa.json", "tiebreak.model.sig", "tiebreak.receipt.json"

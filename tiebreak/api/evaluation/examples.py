@@ -52,7 +52,7 @@ def read(tokenizer: Path, data: Path, length: int) -> ScoredExamples:
 def of_choices(
     tokens: Sequence[Sequence[tuple[list[int], list[bool]]]], answers: Sequence[int], sizes: Sequence[Sequence[int]]
 ) -> ScoredExamples:
-    """Choices as tokens, of which some are to be told from those before them.
+    """Choices as tokens, some of them to be told from those before.
 
     answers: the number of the right choice of each example. sizes: the bytes of each choice.
     """

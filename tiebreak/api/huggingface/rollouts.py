@@ -23,7 +23,7 @@ from tiebreak.engine.capture.step_run import replaced, same_draws
 from tiebreak.protocol.errors import ConfigurationError
 
 REFERENCE: Final = "ref_per_token_logps"
-"""What TRL computes with the reference model, and the program in its place."""
+"""The column that TRL computes with the reference model, and the program in its place."""
 
 
 @contextmanager

@@ -84,7 +84,7 @@ class Prepared(NamedTuple):
 
     @property
     def measured(self) -> dict[str, Any]:
-        """What an evaluation says of the rows that are not learnt (`measured_on`)."""
+        """The words of an evaluation on the rows that are not learnt (`measured_on`)."""
         assert self.settings.evaluation is not None
         return measured_on(self.settings.evaluation, self.settings.length, self.settings.batch)
 
