@@ -269,7 +269,8 @@ def test_rewards_rise_as_they_do_in_trl(tmp_path: Path, monkeypatch: pytest.Monk
         rewards = losses(trainer, "reward")
         assert rewards[-5:].mean() > rewards[:5].mean() + 0.2
     assert losses(ours, "reward")[:5].equal(losses(theirs, "reward")[:5]), "the same samples"
-    torch.testing.assert_close(losses(ours, "reward"), losses(theirs, "reward"), rtol=0, atol=0.25)
+    means = [losses(trainer, "reward").view(3, 10).mean(1) for trainer in (theirs, ours)]
+    torch.testing.assert_close(*means, rtol=0, atol=0.15)
 
 
 @pytest.mark.slow

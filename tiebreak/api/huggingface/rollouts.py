@@ -58,9 +58,9 @@ class Rollouts:
         """Finds the longest prompt of the recorded batches, and makes an example. Changes nothing of the trainer."""
         args, inputs = trainer.args, recording.inputs
         every, a = args.steps_per_generation * trainer.num_iterations, args.gradient_accumulation_steps
-        if len({*recording.counts}) > 1:
+        if {*recording.counts} != {a}:
             raise ConfigurationError(
-                f"expected {a} micro-batches in each step, got a last step of an epoch with {recording.counts[-1]}; "
+                f"expected {a} micro-batches in each step, got a last step of an epoch with {min(recording.counts)}; "
                 "set steps_per_generation to a multiple of gradient_accumulation_steps"
             )
         prompts = {repr(row["prompt"]): row["prompt"] for batch in inputs[::every] for row in batch}
