@@ -11,7 +11,7 @@ GPT-2's shape a draft in FP32 hardly ever differs, one in bfloat16 in a token ou
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from tiebreak.engine.arithmetic.plain.random import random
 from tiebreak.engine.arithmetic.plan.chains import RandomFrom
 from tiebreak.engine.capture.state import MODEL
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.protocol.program.isa import Opcode, RandomParams
+from tiebreak.protocol.program.isa import Opcode
 
 ANSWERED: Final = ("prompt_tokens", "answer_tokens", "temperature", "width", "length", "seed", "end")
 """Fields of a row with answers that were sampled."""
@@ -126,6 +126,79 @@ def prompts_in(tokenizer: Path, data: Path) -> list[tuple[str, list[int]]]:
     return found
 
 
+Noise = Callable[[int, int], Tensor | float]
+"""noise(row, at) -> that on the logits of a row's token number `at` of those that are drafted, from 0."""
+
+
+@torch.no_grad()
+def drafts(
+    model: Any, rows: Sequence[list[int]], rooms: Sequence[int], noise: Noise, temperature: float, end: Sequence[int]
+) -> list[list[int]]:  # fmt: skip
+    """Rows of tokens, each continued by as many as it has room for, or to a token that ends it."""
+    longest = max(map(len, rows))
+    ids = torch.zeros(len(rows), longest, dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    for row, own in enumerate(rows):
+        ids[row, longest - len(own) :], mask[row, longest - len(own) :] = torch.tensor(own), 1
+
+    def process(seen: Tensor, logits: Tensor) -> Tensor:
+        drawn = [noise(row, seen.shape[1] - longest) for row in range(len(rows))] if temperature else []
+        added = torch.stack([one for one in drawn if isinstance(one, Tensor)]).to(logits.device) if drawn else 0.0
+        return logits.float() / (temperature or 1.0) + added
+
+    device = next(model.parameters()).device
+    made = model.generate(
+        input_ids=ids.to(device), attention_mask=mask.to(device), max_new_tokens=max(rooms), do_sample=False,
+        num_beams=1, logits_processor=[_Processor(process)], eos_token_id=[*end] or None, pad_token_id=0,
+    )  # fmt: skip
+    found = list[list[int]]()
+    for own, room, new in zip(rows, rooms, made[:, longest:].tolist(), strict=True):
+        stop = next((at + 1 for at, token in enumerate(new[:room]) if token in end), room)
+        found.append([*own, *new[:stop]])
+    return found
+
+
+class _Processor:
+    """A function of tokens and logits as transformers takes it."""
+
+    def __init__(self, process: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self._process = process
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return self._process(input_ids, scores)
+
+
+def settled(
+    prompts: Sequence[list[int]], length: int, end: Sequence[int],
+    draft: Callable[[Sequence[int], Sequence[list[int]]], list[list[int]]],
+    exact: Callable[[Sequence[list[int]]], list[list[int]]],
+) -> tuple[list[list[int]], int]:  # fmt: skip
+    """The answer to each prompt, and the number of tokens that were other than a draft's.
+
+    draft: continues rows of these numbers. exact: the sampled token after each token of every row.
+    """
+    known, done, mended = [[*prompt] for prompt in prompts], set[int](), 0
+    while left := [s for s in range(len(prompts)) if s not in done]:
+        drafted = dict(zip(left, draft(left, [known[s] for s in left]), strict=True))
+        right = exact([drafted.get(s, known[s]) for s in range(len(prompts))])
+        for s, new in drafted.items():
+            wrong = next((at for at in range(len(known[s]), len(new)) if right[s][at - 1] != new[at]), None)
+            known[s] = new if wrong is None else [*new[:wrong], right[s][wrong - 1]]
+            mended += wrong is not None
+            if len(known[s]) - len(prompts[s]) == length or known[s][-1] in end:
+                done.add(s)
+    return [tokens[len(prompt) :] for tokens, prompt in zip(known, prompts, strict=True)], mended
+
+
+def noise_of(drawing: Any, first: int, count: int, seed: int, number: int) -> Tensor:
+    """The noise of elements of a program's draw, f32 (count,), nearly as the program computes it.
+
+    drawing: the instruction. first: the number of the first element. number: of the step, from 0.
+    """
+    part = replace(drawing, shape=(count,), params=RandomFrom(stream=drawing.params.stream, first=first))
+    return -torch.log(-torch.log(random(part, [torch.tensor([seed]), torch.tensor([number])])))
+
+
 @dataclass(kw_only=True)
 class ExactSampler:
     """Samples answers by drafting and checking. end: tokens that end an answer, and are its last one."""
@@ -145,6 +218,7 @@ class ExactSampler:
         empty = answered(
             self.prompts, [[[]] * self.answers] * len(self.prompts), self.width, self.temperature, self.seed
         )
+        self.model.eval()
         self._bundle = captured(self.model, empty, 1)
         self._interpreter = make_interpreter(self._bundle.program, self.machine)
         self._state = self._interpreter.to_device(self._bundle.state)
@@ -169,17 +243,19 @@ class ExactSampler:
         return SampledAnswers(found, drafted, corrected)
 
     def _answers(self, number: int, prompt: list[int]) -> tuple[list[list[int]], int]:
-        known, done, mended = [[*prompt] for _ in range(self.answers)], set[int](), 0
-        while left := [s for s in range(self.answers) if s not in done]:
-            drafts = dict(zip(left, self._draft(number, left, [known[s] for s in left], len(prompt)), strict=True))
-            exact = self._exact(number, [drafts.get(s, known[s]) for s in range(self.answers)])
-            for s, draft in drafts.items():
-                wrong = next((at for at in range(len(known[s]), len(draft)) if exact[s][at - 1] != draft[at]), None)
-                known[s] = draft if wrong is None else [*draft[:wrong], exact[s][wrong - 1]]
-                mended += wrong is not None
-                if len(known[s]) - len(prompt) == self.length or known[s][-1] in self.end:
-                    done.add(s)
-        return [tokens[len(prompt) :] for tokens in known], mended
+        def draft(which: Sequence[int], tokens: Sequence[list[int]]) -> list[list[int]]:
+            begun, own = [len(one) for one in tokens], partial(self.noise, number)
+            rooms = [len(prompt) + self.length - one for one in begun]
+            return drafts(
+                self.model,
+                tokens,
+                rooms,
+                lambda row, at: own(which[row], begun[row] + at - 1),
+                self.temperature,
+                self.end,
+            )
+
+        return settled([prompt] * self.answers, self.length, self.end, draft, partial(self._exact, number))
 
     def _exact(self, number: int, tokens: Sequence[list[int]]) -> list[list[int]]:
         """The sampled token after each one of a prompt's answers so far."""
@@ -192,48 +268,10 @@ class ExactSampler:
         row = result.state[MODEL + SCORES][number, 2 * self.answers :].cpu().long()
         return [*map(list, row.reshape(self.answers, -1).tolist())]
 
-    @torch.no_grad()
-    def _draft(self, number: int, which: Sequence[int], tokens: Sequence[list[int]], begun: int) -> Iterator[list[int]]:
-        longest, most = max(map(len, tokens)), max(begun + self.length - len(own) for own in tokens)
-        ids = torch.zeros(len(tokens), longest, dtype=torch.int64)
-        mask = torch.zeros_like(ids)
-        for row, own in enumerate(tokens):
-            ids[row, longest - len(own) :], mask[row, longest - len(own) :] = torch.tensor(own), 1
-        filled = [longest - len(own) for own in tokens]
-        noisy = _Noise(lambda row, seen: self.noise(number, which[row], seen - filled[row] - 1), self.temperature)
-        device = next(self.model.parameters()).device
-        made = self.model.eval().generate(
-            input_ids=ids.to(device), attention_mask=mask.to(device), max_new_tokens=most, do_sample=False, num_beams=1,
-            logits_processor=[noisy], eos_token_id=[*self.end] or None, pad_token_id=0,
-        )  # fmt: skip
-        for own, new in zip(tokens, made[:, longest:].tolist(), strict=True):
-            new = new[: begun + self.length - len(own)]
-            stop = next((at + 1 for at, token in enumerate(new) if token in self.end), len(new))
-            yield [*own, *new[:stop]]
-
     def noise(self, number: int, answer: int, position: int) -> Tensor | float:
-        """The noise on the logits at a position of an answer, f32 (vocabulary,), nearly as the program's."""
-        i = self._drawing
-        if i is None or not isinstance(i.params, RandomParams):
-            return 0.0
+        """The noise on the logits at a position of an answer, f32 (vocabulary,)."""
         first = (answer * (self.width - 1) + position) * self.vocabulary
-        part = replace(i, shape=(self.vocabulary,), params=RandomFrom(stream=i.params.stream, first=first))
-        u = random(part, [torch.tensor([self.seed]), torch.tensor([number])])
-        return -torch.log(-torch.log(u))
-
-
-class _Noise:
-    """Adds noise to logits / temperature, as a processor of logits."""
-
-    def __init__(self, noise: Callable[[int, int], Tensor | float], temperature: float) -> None:
-        self._noise, self._temperature = noise, temperature
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        rows = [self._noise(row, input_ids.shape[1]) for row in range(len(scores))]
-        noise = (
-            torch.stack([row.to(scores.device) for row in rows if isinstance(row, Tensor)]) if self._temperature else 0
-        )
-        return scores.float() / (self._temperature or 1.0) + noise
+        return noise_of(self._drawing, first, self.vocabulary, self.seed, number) if self._drawing else 0.0
 
 
 def ends_of(model: Any) -> list[int]:

@@ -1,6 +1,6 @@
 """`tiebreak.hf.train(trainer)` in the place of `trainer.train()`."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from math import ceil
@@ -11,10 +11,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import Trainer
 from transformers.trainer_utils import TrainOutput
 
-from tiebreak.api.huggingface import refusals, trainer_loop
+from tiebreak.api.huggingface import refusals, sampled_rollouts, trainer_loop
 from tiebreak.api.huggingface.objective import check_padding, objective, ready
 from tiebreak.api.huggingface.recording import WEIGHT, Recording, columns, record
 from tiebreak.api.huggingface.rollouts import Rollouts
+from tiebreak.api.huggingface.sampled_rollouts import SampledRollouts
 from tiebreak.api.machine import Machine
 from tiebreak.api.training.runs import Run, agree
 from tiebreak.engine.capture.step_run import replaced, same_draws
@@ -31,7 +32,7 @@ RUN = "run"
 def train(
     trainer: Trainer, resume_from_checkpoint: str | bool | None = None, trial: Any = None,
     ignore_keys_for_eval: list[str] | None = None, *, machine: Machine | None = None, client: PrivateKey | None = None,
-    key: PrivateKey | None = None, terms: Terms | None = None, check: str = "full",
+    key: PrivateKey | None = None, terms: Terms | None = None, check: str = "full", exact_sampling: bool = False,
 ) -> TrainOutput:  # fmt: skip
     """Does what `trainer.train()` does, as a run in `output_dir/run` that anyone can audit, and returns the same.
 
@@ -45,6 +46,8 @@ def train(
     machine: how this process computes [default: on the trainer's device].
     client, key, terms: the parties' keys and the terms of a job that can be disputed, as client, trainer and terms of
     `tiebreak.agree`. check: see `tiebreak.capture`.
+    exact_sampling: the rollouts of GRPOTrainer and RLOOTrainer are those that the weights and the seed demand, and the
+    step's program checks each token of them.
 
     Raises `ConfigurationError`, with every reason, if the trainer asks for what a run could not follow.
     """
@@ -53,17 +56,21 @@ def train(
     _check_start(trainer, start)
     if trial is not None:
         raise ConfigurationError("expected no trial of a search, got one: make a trainer and a folder for each trial")
-    with _noting_reads(trainer.args) as read:
-        recording = record(trainer)
-        rollouts = Rollouts.of(trainer, recording) if refusals.samples(trainer) else None
-        options = {"client": client, "trainer": key, "terms": terms, "check": check}
-        with same_draws():
-            run = _agreed(trainer, recording, rollouts, machine or Machine(device=str(trainer.args.device)), options)
-    refusals.warn_of_unread(trainer.args, read)
-    given = {"ignore_keys_for_eval": ignore_keys_for_eval} if ignore_keys_for_eval else {}
-    saves = str(getattr(trainer.args.save_strategy, "value", trainer.args.save_strategy)) != "no"
-    keep = "all" if saves and trainer.args.save_total_limit is None else "last"
-    output: TrainOutput = trainer_loop.drive(trainer, run, recording, rollouts, key=key, keep=keep, **given)
+    machine = machine or Machine(device=str(trainer.args.device))
+    with sampled_rollouts.marked(trainer) if exact_sampling else nullcontext() as judge:
+        with _noting_reads(trainer.args) as read:
+            recording = record(trainer)
+            rollouts = Rollouts.of(trainer, recording) if refusals.samples(trainer) else None
+            options = {"client": client, "trainer": key, "terms": terms, "check": check}
+            with same_draws():
+                run = _agreed(trainer, recording, rollouts, machine, options, judge)
+        refusals.warn_of_unread(trainer.args, read)
+        given = {"ignore_keys_for_eval": ignore_keys_for_eval} if ignore_keys_for_eval else {}
+        saves = str(getattr(trainer.args.save_strategy, "value", trainer.args.save_strategy)) != "no"
+        keep = "all" if saves and trainer.args.save_total_limit is None else "last"
+        sampler = SampledRollouts(trainer, run, rollouts, machine) if exact_sampling and rollouts else None
+        with nullcontext() if sampler is None else sampler.in_place():
+            output: TrainOutput = trainer_loop.drive(trainer, run, recording, rollouts, key=key, keep=keep, **given)
     return output
 
 
@@ -96,8 +103,9 @@ def _noting_reads(args: Any) -> Iterator[set[str]]:
 
 
 def _agreed(
-    trainer: Any, recording: Recording, rollouts: Rollouts | None, machine: Machine, options: dict[str, Any]
-) -> Run:
+    trainer: Any, recording: Recording, rollouts: Rollouts | None, machine: Machine, options: dict[str, Any],
+    judge: Callable[..., None] | None,
+) -> Run:  # fmt: skip
     args, interval, late, more = trainer.args, _interval(trainer.args, recording), set[str](), None
     if rollouts is None:
         found, inputs = columns(trainer, recording), recording
@@ -111,7 +119,7 @@ def _agreed(
         if found.smallest:
             check_padding(trainer, inputs, found, more)
         task = Task(
-            trainer.model, objective(trainer, found, more), optimizer=trainer.optimizer, batch=1,
+            trainer.model, objective(trainer, found, more, judge), optimizer=trainer.optimizer, batch=1,
             data={name: tensor for name, tensor in found.data.items() if name not in late},
             late={name: found.data[name] for name in late}, steps=recording.steps, seed=args.seed,
             schedule=trainer.lr_scheduler, accumulation=args.gradient_accumulation_steps, norm=True,

@@ -36,10 +36,13 @@ def _silent(trainer: Any) -> Iterator[None]:
         yield
 
 
-def objective(trainer: Any, columns: RecordedColumns, more: More | None = None) -> Callable[..., Tensor]:
+def objective(
+    trainer: Any, columns: RecordedColumns, more: More | None = None, judge: Callable[..., None] | None = None
+) -> Callable[..., Tensor]:
     """The loss as a function of the model and a row of the data, each (1, ...); rank 0.
 
-    more: gives further inputs, which the step computes itself, from model and row, for a trainer that samples.
+    more: gives further inputs, which the step computes itself, from model and row, for a trainer that samples. judge:
+    called with both; it may write to buffers.
     """
 
     def loss(model: Any, **rows: Tensor) -> Tensor:
@@ -47,6 +50,8 @@ def objective(trainer: Any, columns: RecordedColumns, more: More | None = None) 
         items, weight = None if more else given.pop(ITEMS, None), given.pop(WEIGHT, None)
         given |= more(model, given) if more else {}
         found: Tensor = value(trainer, model, given | columns.constants, items)
+        if judge is not None:
+            judge(model, given)
         if weight is not None:
             return cast("Tensor", found * weight)
         return found if columns.factor == 1 else found * columns.factor

@@ -1,0 +1,184 @@
+"""Rollouts that a step's program checks: the same for whoever drafts, and no others pass."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from trl import RLOOTrainer
+
+import tiebreak
+from tests.parts import slow_except
+from tests.tiebreak.hf_cases import VOCABULARY, Interrupts, llama
+from tests.tiebreak.hf_scripts import lora
+from tests.tiebreak.test_grpo import made, tiny
+from tiebreak import ConfigurationError
+from tiebreak.api.huggingface import hf_training, sampled_rollouts, trainer_loop
+from tiebreak.api.huggingface.sampled_rollouts import SAMPLED, SampledRollouts
+from tiebreak.engine.capture.state import MODEL
+from tiebreak.engine.capture.step_run import replaced
+from tiebreak.engine.run.directory import RunDirectory
+
+STEPS = 3
+
+
+def trainer(folder: Path, **more: Any) -> Any:
+    given = {"max_steps": STEPS, "gradient_accumulation_steps": 2, "save_strategy": "no", "temperature": 0.8, **more}
+    return made(folder, **{"model": tiny, **given})
+
+
+def trained(folder: Path, check: str = "none", **more: Any) -> tuple[tiebreak.Run, float]:
+    """The run, and what its last state says of all rollouts."""
+    tiebreak.hf.train(trainer(folder, **more), exact_sampling=True, check=check)
+    run = tiebreak.open_run(folder / "run")
+    return run, float(RunDirectory.open(run.directory).state(run.steps)[MODEL + SAMPLED])
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> tiebreak.Run:
+    run, sampled = trained(tmp_path_factory.mktemp("honest") / "run")
+    assert sampled == 1.0
+    return run
+
+
+def test_a_run_says_that_its_rollouts_are_the_models_samples(honest: tiebreak.Run) -> None:
+    assert honest.audit().agrees
+    opened = RunDirectory.open(honest.directory)
+    assert MODEL + SAMPLED in opened.program.state_spec()
+    assert SAMPLED not in honest.state_dict(), "files of weights do not have it"
+
+
+PLAIN = sampled_rollouts.drafts
+
+
+def narrow(model: Any, rows: Any, *rest: Any) -> list[list[int]]:
+    with torch.autocast("cpu", torch.bfloat16):
+        return PLAIN(model, rows, *rest)
+
+
+def other(model: Any, rows: Any, *rest: Any) -> list[list[int]]:
+    """Drafts that have nothing to do with the weights."""
+    made_up = PLAIN(model, rows, *rest)
+    return [own + [3 + token % 50 for token in new[len(own) :]] for own, new in zip(rows, made_up, strict=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafts", [narrow, other])
+def test_whoever_drafts_reaches_the_same_root(honest: tiebreak.Run, tmp_path: Path, drafts: Any) -> None:
+    samplers = list[SampledRollouts]()
+
+    class Kept(SampledRollouts):
+        def __init__(self, *rest: Any) -> None:
+            super().__init__(*rest)
+            samplers.append(self)
+
+    with replaced(sampled_rollouts, drafts=drafts), replaced(hf_training, SampledRollouts=Kept):
+        run, sampled = trained(tmp_path / "run")
+    assert sampled == 1.0
+    assert run.root == honest.root
+    (sampler,) = samplers
+    assert STEPS * 8 * 6 >= sampler.drafted > STEPS * 8 * 2
+    assert drafts is narrow or sampler.corrected > sampler.drafted / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"adapter": lora(), "model": llama, "beta": 0.1}, {"kind": RLOOTrainer}, {"beta": 0.1},
+        {"gradient_accumulation_steps": 1, "max_completion_length": 1}, {"loss_type": "dr_grpo", "temperature": 2.0},
+    ],
+    ids=["LoRA, KL", "RLOO", "KL", "one token", "hot"],
+)  # fmt: skip
+def test_all_settings_sample_what_their_steps_check(tmp_path: Path, more: dict[str, Any]) -> None:
+    run, sampled = trained(tmp_path / "run", check="full", **more)
+    assert sampled == 1.0
+    assert run.audit().agrees
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_samples_the_same(honest: tiebreak.Run, tmp_path: Path) -> None:
+    stopping = trainer(tmp_path / "run", callbacks=[Interrupts(2)])
+    with pytest.raises(KeyboardInterrupt):
+        tiebreak.hf.train(stopping, exact_sampling=True, check="none")
+    run, sampled = trained(tmp_path / "run")
+    assert (run.root, sampled) == (honest.root, 1.0)
+
+
+Rows = Mapping[str, Tensor]
+
+
+def token(late: Rows) -> None:
+    late["completion_ids"][0, 1, 2] = (late["completion_ids"][0, 1, 2] + 1) % VOCABULARY
+
+
+def cut(late: Rows) -> None:
+    """A completion ends before it has to."""
+    late["completion_mask"][0, 0, 3:] = 0
+
+
+def cut_at_the_front(late: Rows) -> None:
+    late["completion_mask"][1, 0, :1] = 0
+
+
+def none_at_all(late: Rows) -> None:
+    late["completion_mask"][1, 2] = 0
+
+
+def swapped(late: Rows) -> None:
+    """The best of many is put in another place."""
+    late["completion_ids"][0, :2] = late["completion_ids"][0, :2].flip(0).clone()
+
+
+@pytest.mark.parametrize("lie", slow_except([token, cut, cut_at_the_front, none_at_all, swapped], token))
+def test_other_rollouts_show_in_the_state_for_good(tmp_path: Path, lie: Callable[[Rows], None]) -> None:
+    """The trainer publishes and signs them, and its run is as the program says: it says that they are no samples."""
+
+    class Lying(trainer_loop._Sampling):
+        def _next(self, number: int) -> float:
+            if number == 2:
+                rows = self._rollouts.late(self._taken)
+                lie(rows)
+                self._taken = [{name: rows[name][part] for name in rows} for part in range(2)]
+            return super()._next(number)
+
+    with replaced(trainer_loop, _Sampling=Lying):
+        run, sampled = trained(tmp_path / "run")
+    assert run.audit().agrees
+    assert sampled == 0.0
+
+
+@pytest.mark.slow
+def test_rollouts_of_another_seed_are_no_samples(tmp_path: Path) -> None:
+    plain = sampled_rollouts.noise_of
+
+    def noise(drawing: Any, first: int, count: int, seed: int, number: int) -> Tensor:
+        return plain(drawing, first, count, seed + 1, number)
+
+    class Believing(SampledRollouts):
+        """Takes a draft for what the program says."""
+
+        def _exact(self, number: int, state: Any, prompts: Any, rows: Any) -> list[list[int]]:
+            return [[*own[1:], 0] for own in rows]
+
+    with (
+        replaced(sampled_rollouts, noise_of=noise),
+        replaced(hf_training, SampledRollouts=Believing),
+    ):
+        _, sampled = trained(tmp_path / "run")
+    assert sampled == 0.0
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"num_iterations": 2}, "num_iterations = 1"), ({"steps_per_generation": 4}, "steps_per_generation = gradient"),
+        ({"top_p": 0.9}, "top_p = 1.0"), ({"top_k": 5}, "top_k = 0"), ({"repetition_penalty": 1.2}, "repetition"),
+        ({"mask_truncated_completions": True}, "mask_truncated_completions = False"),
+    ],
+)  # fmt: skip
+def test_rollouts_that_no_step_can_check_are_refused_by_name(tmp_path: Path, more: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        trained(tmp_path / "run", **more)
