@@ -9,12 +9,13 @@ import sys
 
 from tiebreak.api.huggingface.hf_evaluation import evaluate
 from tiebreak.api.huggingface.hf_training import train
+from tiebreak.api.huggingface.sampled_rollouts import check_rewards
 from tiebreak.api.training.trackers import log_artifacts
 
 # isort: split
 from transformers import Trainer
 
-__all__ = ["evaluate", "install", "log_artifacts", "train"]
+__all__ = ["check_rewards", "evaluate", "install", "log_artifacts", "train"]
 
 
 def install() -> None:

@@ -13,13 +13,14 @@ import tiebreak
 from tests.parts import slow_except
 from tests.tiebreak.hf_cases import VOCABULARY, Interrupts, llama
 from tests.tiebreak.hf_scripts import lora
-from tests.tiebreak.test_grpo import made, tiny
+from tests.tiebreak.test_grpo import made, prompts, tiny
 from tiebreak import ConfigurationError
 from tiebreak.api.huggingface import hf_training, sampled_rollouts, trainer_loop
 from tiebreak.api.huggingface.sampled_rollouts import SAMPLED, SampledRollouts
 from tiebreak.engine.capture.state import MODEL
 from tiebreak.engine.capture.step_run import replaced
 from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.protocol.errors import VerificationError
 
 STEPS = 3
 
@@ -182,3 +183,23 @@ def test_rollouts_of_another_seed_are_no_samples(tmp_path: Path) -> None:
 def test_rollouts_that_no_step_can_check_are_refused_by_name(tmp_path: Path, more: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         trained(tmp_path / "run", **more)
+
+
+def of_text(completions: list[str], **_: Any) -> list[float]:
+    return [float(len(text)) for text in completions]
+
+
+@pytest.mark.slow
+def test_rewards_are_computed_again_and_others_are_named(honest: tiebreak.Run, tmp_path: Path) -> None:
+    again = trainer(honest.directory.parent)
+    weights = {name: tensor.clone() for name, tensor in again.model.state_dict().items()}
+    assert tiebreak.hf.check_rewards(again) == STEPS
+    assert all(tensor.equal(weights[name]) for name, tensor in again.model.state_dict().items())
+    with pytest.raises(VerificationError, match=r"step 1, advantages of row \d in micro-batch \d: expected .*, got "):
+        tiebreak.hf.check_rewards(trainer(honest.directory.parent, reward=of_text))
+    others = trainer(honest.directory.parent, data=lambda: prompts().select(range(23, -1, -1)))
+    with pytest.raises((VerificationError, ConfigurationError), match=r"step 1, prompt_ids|at most \d+ columns"):
+        tiebreak.hf.check_rewards(others)
+    tiebreak.hf.train(plain := trainer(tmp_path / "plain"), check="none")
+    with pytest.raises(ConfigurationError, match="expected a run with exact_sampling"):
+        tiebreak.hf.check_rewards(plain)

@@ -15,7 +15,7 @@ from tiebreak.api.huggingface import refusals, sampled_rollouts, trainer_loop
 from tiebreak.api.huggingface.objective import check_padding, objective, ready
 from tiebreak.api.huggingface.recording import WEIGHT, Recording, columns, record
 from tiebreak.api.huggingface.rollouts import Rollouts
-from tiebreak.api.huggingface.sampled_rollouts import SampledRollouts
+from tiebreak.api.huggingface.sampled_rollouts import RUN, SampledRollouts
 from tiebreak.api.machine import Machine
 from tiebreak.api.training.runs import Run, agree
 from tiebreak.engine.capture.step_run import replaced, same_draws
@@ -24,9 +24,6 @@ from tiebreak.engine.optimizers.settings import Clip
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import ConfigurationError
-
-RUN = "run"
-"""The folder of the run in the trainer's `output_dir`."""
 
 
 def train(

@@ -7,9 +7,10 @@ too early or too late.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from importlib import import_module
 from math import prod
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -17,18 +18,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tiebreak.api.evaluation.generation import drafts, noise_of, sampled, settled
+from tiebreak.api.huggingface.recording import record
 from tiebreak.api.huggingface.refusals import samples
-from tiebreak.api.huggingface.rollouts import Rollouts
+from tiebreak.api.huggingface.rollouts import Rollouts, seeded
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.interpreters import make_interpreter
 from tiebreak.api.training.runs import Run
 from tiebreak.engine.capture.state import MODEL
 from tiebreak.engine.capture.step_run import replaced
+from tiebreak.engine.data.tensors import from_bytes
 from tiebreak.engine.dtypes import TORCH_DTYPES
+from tiebreak.engine.logged.committed import CommittedLogs
+from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.errors import ConfigurationError, VerificationError
 from tiebreak.protocol.program.isa import Opcode, ReduceFunction
 
+RUN: Final = "run"
+"""The folder of the run in the trainer's `output_dir`."""
 SAMPLED: Final = "rollouts_sampled"
 """The buffer with 1 or 0."""
 _PLAIN: Final = {"top_p": (1.0, None), "top_k": (0, None), "min_p": (None, 0.0), "repetition_penalty": (1.0, None)}
@@ -120,12 +127,9 @@ class SampledRollouts:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Lets the trainer sample with this, and use its rollouts in the order in which they were sampled."""
-        kind = next(one for one in type(self._trainer).__mro__ if "shuffle_sequence_dict" in vars(_module(one)))
-        with ExitStack() as stack:
-            stack.enter_context(replaced(_module(kind), shuffle_sequence_dict=lambda given: given))
-            self._generate = self._trainer.model.generate
-            stack.enter_context(replaced(self._trainer.model, generate=self.generate))
+        """Lets the trainer sample with this."""
+        self._generate = self._trainer.model.generate
+        with _generating(self._trainer, self.generate):
             yield
 
     def generate(self, input_ids: Tensor, attention_mask: Tensor, **given: Any) -> Tensor:
@@ -197,5 +201,53 @@ class SampledRollouts:
         return [[-1] * (len(prompt) - 1) + own for prompt, own in zip(prompts, said, strict=True)]
 
 
-def _module(kind: type) -> Any:
-    return import_module(kind.__module__)
+@contextmanager
+def _generating(trainer: Any, generate: Callable[..., Tensor]) -> Iterator[None]:
+    """Lets a trainer sample with a function, and use the rollouts in the order in which they were sampled."""
+    modules = [import_module(kind.__module__) for kind in type(trainer).__mro__]
+    shuffling = next(module for module in modules if hasattr(module, "shuffle_sequence_dict"))
+    with replaced(shuffling, shuffle_sequence_dict=lambda given: given), replaced(trainer.model, generate=generate):
+        yield
+
+
+def check_rewards(trainer: Any) -> int:
+    """Computes the rewards of a run with `exact_sampling` again, and all that follows from them. Returns its steps.
+
+    Calls the reward functions of the trainer on what the run's logs have, and compares prompts, masks and advantages
+    with what was published, bit by bit. So it is for whoever trusts this code, and rewards that depend on more than
+    their arguments differ. trainer: made as the one that trained, with the run in its `output_dir`; it is not trained.
+
+    Raises `VerificationError` that names the first step and entry that differ, `CannotCheck` if logs are missing.
+    """
+    opened = RunDirectory.open(Path(str(trainer.args.output_dir), RUN))
+    if MODEL + SAMPLED not in opened.program.state_spec():
+        raise ConfigurationError("expected a run with exact_sampling, whose rollouts are in order, got another")
+    recording, spec, a = record(trainer), opened.program.late_spec(), trainer.args.gradient_accumulation_steps
+    rollouts, logs, steps = (
+        Rollouts.of(trainer, recording),
+        CommittedLogs(LogFiles(opened), opened.record_at),
+        opened.last_complete(),
+    )
+    late = dict[str, Tensor]()
+
+    def published(input_ids: Tensor, **_: Any) -> Tensor:
+        return torch.cat([input_ids, late["completion_ids"].flatten(0, 1).to(input_ids.device)], 1)
+
+    trainer.model.train()
+    trainer._buffered_inputs = None
+    with _generating(trainer, published):
+        for number in range(1, steps + 1):
+            given = logs.step_log(number).late
+            late |= {name: from_bytes(given[name], *spec[name]) for name in spec}
+            made = []
+            for trainer._step in range((number - 1) * a, number * a):
+                with seeded(trainer):
+                    made.append(trainer._prepare_inputs(recording.inputs[trainer._step]))
+            for name, tensor in rollouts.late(made).items():
+                if name in late and not torch.equal(tensor, late[name]):
+                    part, row = (tensor != late[name]).nonzero()[0, :2].tolist()
+                    raise VerificationError(
+                        f"step {number}, {name} of row {row} in micro-batch {part + 1}: expected "
+                        f"{tensor[part, row].tolist()}, got {late[name][part, row].tolist()}"
+                    )
+    return steps
