@@ -9,6 +9,7 @@ from tests.chain.duel import Duel, parties, play
 from tests.chain.support import CHALLENGER, CLIENT, TRAINER
 from tests.chain.test_random_play import late_job
 from tests.chain.tiny import LATE, WRITTEN, late_logs, make_job
+from tests.parts import slow_except
 from tests.protocol.runs import Liar, Run
 from tiebreak.protocol.chain import Call, EmbeddedChain, Outcome
 from tiebreak.protocol.commitments.job import Job
@@ -44,7 +45,7 @@ def to_the_proof(duel: Duel, players: dict[Side, Party]) -> Move | None:
     return last
 
 
-@pytest.mark.parametrize(("interval", "step"), [(1, 2), (2, 4), (5, 1)])
+@pytest.mark.parametrize(("interval", "step"), slow_except([(1, 2), (2, 4), (5, 1)], (2, 4), several=True))
 def test_other_late_data_than_the_logs_are_convicted(chain: EmbeddedChain, interval: int, step: int) -> None:
     """In segments of one step, of two and of five."""
     duel, liar, honest = lying(chain, late_job(levels=5, interval=interval), step)

@@ -1,8 +1,9 @@
 """Late data: what the trainer supplies with each step, its log, audits and games over it."""
 
 import copy
+import shutil
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -73,8 +74,9 @@ def trained(folder: Path, **more: Any) -> tiebreak.Run:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> tiebreak.Run:
-    return trained(tmp_path / "run")
+def run(once: Callable[[str, Callable[[Path], object]], Path], tmp_path: Path) -> tiebreak.Run:
+    whole = once("late data", lambda folder: trained(folder / "run"))
+    return open_run(shutil.copytree(whole / "run", tmp_path / "run"))
 
 
 # ------------------------------------------------------------------ training
@@ -132,9 +134,9 @@ def test_interrupted_training_reaches_the_same_root(run: tiebreak.Run, tmp_path:
     ("change", "words"),
     [
         ({"y": None}, r"expected 2 entries; missing \['y'\]"),
-        ({"z": torch.zeros(6)}, r"unexpected \['z'\]"),
+        pytest.param({"z": torch.zeros(6)}, r"unexpected \['z'\]", marks=pytest.mark.slow),
         ({"x": torch.zeros(6, 4)}, r"x: expected F32 \(6, 5\), got torch.float32 \(6, 4\)"),
-        ({"y": torch.zeros(6)}, r"y: expected I64 \(6,\), got torch.float32"),
+        pytest.param({"y": torch.zeros(6)}, r"y: expected I64 \(6,\), got torch.float32", marks=pytest.mark.slow),
     ],
 )
 def test_late_data_of_another_form_stop_training(tmp_path: Path, change: dict[str, Any], words: str) -> None:

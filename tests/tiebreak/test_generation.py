@@ -62,6 +62,7 @@ def drafting(made: ExactSampler, model: Any) -> SampledAnswers:
     return made.run()
 
 
+@pytest.mark.slow
 def test_the_answers_are_the_same_whoever_drafts_them(folder: Path) -> None:
     made = sampler(folder)
     expected = made.run()

@@ -10,7 +10,6 @@ from torch import Tensor
 from trl import RLOOTrainer
 
 import tiebreak
-from tests.parts import slow_except
 from tests.tiebreak.hf_cases import VOCABULARY, Interrupts, llama
 from tests.tiebreak.hf_scripts import lora
 from tests.tiebreak.test_grpo import made, prompts, tiny
@@ -44,6 +43,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> tiebreak.Run:
     return run
 
 
+@pytest.mark.slow
 def test_a_run_says_that_its_rollouts_are_the_models_samples(honest: tiebreak.Run) -> None:
     assert honest.audit().agrees
     opened = RunDirectory.open(honest.directory)
@@ -133,7 +133,8 @@ def swapped(late: Rows) -> None:
     late["completion_ids"][0, :2] = late["completion_ids"][0, :2].flip(0).clone()
 
 
-@pytest.mark.parametrize("lie", slow_except([token, cut, cut_at_the_front, none_at_all, swapped], token))
+@pytest.mark.slow
+@pytest.mark.parametrize("lie", [token, cut, cut_at_the_front, none_at_all, swapped])
 def test_other_rollouts_show_in_the_state_for_good(tmp_path: Path, lie: Callable[[Rows], None]) -> None:
     """The trainer publishes and signs them, and its run is as the program says: it says that they are no samples."""
 
