@@ -142,8 +142,7 @@ def test_the_command_certifies_answers_that_strangers_check(folder: Path, tmp_pa
     path, scores = tmp_path / "out" / "answers.jsonl", tmp_path / "out" / "scores"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [row["answer_tokens"] for row in rows] == sampler(folder).run().tokens
-    assert [row["prompt"] for row in rows] == PROMPTS
-    assert told["metrics"] == {"sampled": 1.0}
+    assert ([row["prompt"] for row in rows], told["metrics"]) == (PROMPTS, {"sampled": 1.0})
     assert verify(scores, scores / "certificate.json", base=folder / "model")[0].is_evaluation
     against = ["--against", scores / "certificate.json"]
     command("evaluate", folder / "model", "--on", path, *against)
@@ -152,6 +151,8 @@ def test_the_command_certifies_answers_that_strangers_check(folder: Path, tmp_pa
     said = command("evaluate", folder / "model", "--on", tmp_path / "forged.jsonl", *against, code=2)
     assert "other examples" in said
     assert "expected a new or empty folder" in command.error("generate", folder / "model", path, "-o", tmp_path / "out")
+    longer = command.error("generate", folder / "model", path, "-o", tmp_path / "x", "--length", 4000)
+    assert "tokens with a prompt, got 4,0" in longer
 
 
 RIGHT = {
@@ -170,12 +171,14 @@ WRONG: list[dict[str, Any]] = [
 @pytest.mark.parametrize("change", WRONG, ids=str)
 @pytest.mark.parametrize("at", [0, 1])
 def test_hostile_rows_of_answers_are_refused(change: dict[str, Any], at: int) -> None:
-    found = generation.read([("first", RIGHT), ("second", RIGHT)])
+    found = generation.read([("first", RIGHT), ("second", RIGHT)], 1024)
     assert found.data["asked"].sum() == 8
     rows = [RIGHT, RIGHT]
     rows[at] = RIGHT | change
     with pytest.raises(ConfigurationError, match=r"expected (answers|settings) as `tiebreak generate`|expected whole"):
-        generation.read([("first", rows[0]), ("second", rows[1])])
+        generation.read([("first", rows[0]), ("second", rows[1])], 1024)
+    with pytest.raises(ConfigurationError, match="expected a width of at most 1,024 tokens"):
+        generation.read([("first", RIGHT | {"width": 1 << 40})], 1024)
 
 
 @pytest.mark.parametrize("row", ['{"prompt": ""}', '{"prompt": 3}', '{"text": "a"}', "[]", ""])

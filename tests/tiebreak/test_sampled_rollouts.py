@@ -1,6 +1,7 @@
 """Rollouts that a step's program checks: the same for whoever drafts, and no others pass."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tiebreak.api.huggingface import hf_training, sampled_rollouts, trainer_loop
 from tiebreak.api.huggingface.sampled_rollouts import SAMPLED, SampledRollouts
 from tiebreak.engine.capture.state import MODEL
 from tiebreak.engine.capture.step_run import replaced
+from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.errors import VerificationError
 
@@ -191,13 +193,20 @@ def of_text(completions: list[str], **_: Any) -> list[float]:
 
 
 @pytest.mark.slow
-def test_rewards_are_computed_again_and_others_are_named(honest: tiebreak.Run, tmp_path: Path) -> None:
+def test_rewards_are_computed_again_and_others_are_named(
+    honest: tiebreak.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     again = trainer(honest.directory.parent)
     weights = {name: tensor.clone() for name, tensor in again.model.state_dict().items()}
     assert tiebreak.hf.check_rewards(again) == STEPS
     assert all(tensor.equal(weights[name]) for name, tensor in again.model.state_dict().items())
     with pytest.raises(VerificationError, match=r"step 1, advantages of row \d in micro-batch \d: expected .*, got "):
         tiebreak.hf.check_rewards(trainer(honest.directory.parent, reward=of_text))
+    with monkeypatch.context() as patch:  # a count of tokens, which has no rows
+        own, none = CommittedLogs.step_log, {"num_items_in_batch": bytes(16)}
+        patch.setattr(CommittedLogs, "step_log", lambda *a: replace(log := own(*a), late={**log.late, **none}))
+        with pytest.raises(VerificationError, match=r"step 1, num_items_in_batch in micro-batch 1: expected .*, got 0"):
+            tiebreak.hf.check_rewards(again)
     others = trainer(honest.directory.parent, data=lambda: prompts().select(range(23, -1, -1)))
     with pytest.raises((VerificationError, ConfigurationError), match=r"step 1, prompt_ids|at most \d+ columns"):
         tiebreak.hf.check_rewards(others)

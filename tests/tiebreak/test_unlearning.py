@@ -300,7 +300,7 @@ def test_rows_are_removed_from_a_run_that_lacks_others_already(new: RunDirectory
 
 
 def test_what_cannot_be_removed_is_refused_in_words(old: RunDirectory, tmp_path: Path) -> None:
-    for rows in ([], [ROWS], [-1], range(ROWS)):
+    for rows in ([], [ROWS], [-1], [1 << 64], range(ROWS)):
         with pytest.raises(ConfigurationError, match=f"expected some of {ROWS} rows, by numbers from 0 or values"):
             Removal.of(old, rows)
     twins = torch.arange(ROWS * 6.0).view(ROWS, 6)

@@ -63,7 +63,7 @@ def evaluate(
         tell(found | {"certificates": [*map(str, sorted(output.glob("*/scores/*.json")))]}, as_json=as_json)
         return
     assert rows is not None
-    tokenizer = model if (model / "tokenizer_config.json").is_file() or base is None else base
+    tokenizer = _tokenizer(model, base)
     examples, loaded = api.examples.read(tokenizer, rows, length), api.evaluations.load(model, base)
     if against is not None:
         signed = api.certificates.read_certificate(against)
@@ -73,14 +73,9 @@ def evaluate(
         return
     with key_of(output / "key.pem" if key is None else key, output / "run") as signer:
         metrics = api.evaluations.evaluate(
-            loaded,
-            examples,
-            output,
-            key=signer,
-            described=measured_on(rows, length, batch),
-            progress=not as_json,
+            loaded, examples, output, key=signer, described=measured_on(rows, length, batch), progress=not as_json,
             **given,
-        )
+        )  # fmt: skip
     certificate = output / "scores" / api.evaluations.CERTIFICATE
     verify = ["tiebreak", "verify", certificate.parent, certificate, "--base", model]
     own = model / certificate.name
@@ -90,6 +85,10 @@ def evaluate(
         "examples": examples.lines, "metrics": metrics, "certificate": str(certificate),
         "verify": shlex.join([*map(str, verify), "--require", f"0x{signer.address.hex()}"]),
     }, as_json=as_json)  # fmt: skip
+
+
+def _tokenizer(model: Path, base: Path | None) -> Path:
+    return model if (model / "tokenizer_config.json").is_file() or base is None else base
 
 
 @click.command()
@@ -118,8 +117,12 @@ def generate(
     """
     if output.exists() and any(output.iterdir()):
         raise ConfigurationError(f"expected a new or empty folder, got {output}; choose another")
-    tokenizer = model if (model / "tokenizer_config.json").is_file() or base is None else base
-    asked, loaded = api.generation.prompts_in(tokenizer, prompts), api.evaluations.load(model, base)
+    tokenizer = _tokenizer(model, base)
+    asked = api.generation.prompts_in(tokenizer, prompts)
+    longest, most = max(len(tokens) for _, tokens in asked) + length, positions(base or model)
+    if most and longest > most:
+        raise ConfigurationError(f"expected at most {most:,} tokens with a prompt, got {longest:,}; lower --length")
+    loaded = api.evaluations.load(model, base)
     sampler = api.generation.ExactSampler(
         model=loaded, prompts=[tokens for _, tokens in asked], answers=answers, length=length, temperature=temperature,
         seed=seed, end=api.generation.ends_of(loaded), machine=machine,
@@ -135,7 +138,8 @@ def generate(
             progress=not as_json,
         )  # fmt: skip
     certificate = output / "scores" / api.evaluations.CERTIFICATE
-    verify = ["tiebreak", "evaluate", model, "--on", path, "--against", certificate]
+    verify = ["tiebreak", "evaluate", model, "--on", path, "--length", sampler.width, "--against", certificate]
+    verify += [] if base is None else ["--base", base]
     tell({
         "answers": str(path), "tokens": found.drafted, "corrected": found.corrected, "metrics": metrics,
         "certificate": str(certificate), "signed by": f"0x{signer.address.hex()}",

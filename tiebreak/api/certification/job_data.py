@@ -63,7 +63,7 @@ class JobData:
 
     @property
     def count(self) -> int:
-        """The number of rows."""
+        """The number of rows that examples are read from, so that of the shortest entry."""
         return min(len(self._rows(name)) for name in self.elements)
 
     def windows(self, name: str) -> bool:

@@ -69,12 +69,12 @@ class Removal:
     @classmethod
     def of(cls, before: RunDirectory, rows: Collection[int]) -> Self:
         """Makes the job. Raises `ConfigurationError` for programs without rows, or if rows or their copies are left."""
-        found, job, removed = JobData(before), before.job, torch.tensor(sorted(set(rows)))
+        found, job, removed = JobData(before), before.job, sorted(set(rows))
         (order, ids), keeps = (found.order, found.row_ids()), torch.ones(found.count, dtype=torch.bool)
         if not 0 < len(removed) < len(keeps) or not 0 <= removed[0] <= removed[-1] < len(keeps):
             raise ConfigurationError(f"expected some of {len(keeps):,} rows, by numbers from 0 or values, got others")
         keeps[removed] = False
-        gone = {ids[row] for row in removed.tolist()}
+        gone = {ids[row] for row in removed}
         if copies := [n for n, one in enumerate(ids) if one in gone and keeps[n]]:
             raise ConfigurationError(f"expected all copies of a row, got not row {copies[0]}, of the same values")
         program, name = list_examples(before.program, job.steps, int(keeps.sum()))
@@ -94,7 +94,7 @@ class Removal:
         listed = (keeps.cumsum(0) - 1)[left[:wanted]].view(job.steps, order.each)
         data = {key: data[key][keeps] if key in found.elements else data[key] for key in data} | {name: listed}
         return cls(
-            before=before, rows=tuple(removed.tolist()), shared=max(n for n in steps if n * order.each <= alike),
+            before=before, rows=tuple(removed), shared=max(n for n in steps if n * order.each <= alike),
             bundle=Bundle(
                 name=name_of(before), steps=job.steps, checkpoint_interval=job.checkpoint_interval, program=program,
                 state=before.state(0), data={key: data[key] for key in program.data_spec()}, check=check_of(before),

@@ -37,7 +37,7 @@ def read(tokenizer: Path, data: Path, length: int) -> ScoredExamples:
     forms = (
         (CHOICES, _choices),
         (LABELLED, _labelled),
-        (generation.ANSWERED, lambda _, found, __: generation.read(found)),
+        (generation.ANSWERED, lambda _, found, most: generation.read(found, most)),
     )
     for form, make in forms:
         if found and isinstance(found[0][1], dict) and set(form) <= found[0][1].keys():

@@ -87,13 +87,18 @@ def _score(temperature: float, model: Any, input_ids: Tensor, asked: Tensor) -> 
     return torch.cat([part.float().reshape(input_ids.shape[0], -1) for part in (right, said, found)], 1)
 
 
-def read(data: Sequence[tuple[str, Any]]) -> ScoredExamples:
-    """Rows that `write` wrote. Raises `ConfigurationError`, also for an answer that ends before it has to."""
+def read(data: Sequence[tuple[str, Any]], most: int) -> ScoredExamples:
+    """Rows that `write` wrote. Raises `ConfigurationError`, also for an answer that ends before it has to.
+
+    most: the most tokens of a prompt with an answer.
+    """
     first, prompts, answers = data[0][1], list[list[int]](), list[list[list[int]]]()
     temperature, width, length, seed, end = settings = [first[name] for name in ANSWERED[2:]]
     numbers = all(type(one) is int and 0 <= one < MOST for one in (width, length, seed)) and type(temperature) is float
     if not numbers or not 0 <= temperature < MOST or not _are_tokens(end, least=0):
         raise ConfigurationError(f"{data[0][0]}: expected settings as `tiebreak generate` writes them, got {settings}")
+    if width > most:
+        raise ConfigurationError(f"{data[0][0]}: expected a width of at most {most:,} tokens (--length), got {width:,}")
     for where, row in data:
         prompt, own = (row[name] for name in ANSWERED[:2])
         lists = [prompt, *own] if isinstance(own, list) and own else [None]
@@ -102,7 +107,8 @@ def read(data: Sequence[tuple[str, Any]]) -> ScoredExamples:
         ends = [(len(one) == length or one[-1] in end) and not {*one[:-1]} & {*end} for one in own]
         if not all(ends) or any(len(prompt) + len(one) > width for one in own) or len(own) != len(first[ANSWERED[1]]):
             raise ConfigurationError(f"{where}: expected whole answers, as many to each prompt, got others")
-        prompts, answers = [*prompts, prompt], [*answers, own]
+        prompts.append(prompt)
+        answers.append(own)
     return answered(prompts, answers, width, temperature, seed)
 
 
@@ -247,13 +253,9 @@ class ExactSampler:
             begun, own = [len(one) for one in tokens], partial(self.noise, number)
             rooms = [len(prompt) + self.length - one for one in begun]
             return drafts(
-                self.model,
-                tokens,
-                rooms,
-                lambda row, at: own(which[row], begun[row] + at - 1),
-                self.temperature,
+                self.model, tokens, rooms, lambda row, at: own(which[row], begun[row] + at - 1), self.temperature,
                 self.end,
-            )
+            )  # fmt: skip
 
         return settled([prompt] * self.answers, self.length, self.end, draft, partial(self._exact, number))
 

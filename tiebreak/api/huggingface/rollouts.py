@@ -49,7 +49,7 @@ class Rollouts:
     widths: dict[str, int]
     """The length of what is padded, by name."""
     padding: int
-    """The token that fills up."""
+    """The token id that fills prompts on the left and completions on the right."""
     period: int
     """The number of steps after which all rollouts made so far are used up."""
 

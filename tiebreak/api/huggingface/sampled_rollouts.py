@@ -223,11 +223,8 @@ def check_rewards(trainer: Any) -> int:
     if MODEL + SAMPLED not in opened.program.state_spec():
         raise ConfigurationError("expected a run with exact_sampling, whose rollouts are in order, got another")
     recording, spec, a = record(trainer), opened.program.late_spec(), trainer.args.gradient_accumulation_steps
-    rollouts, logs, steps = (
-        Rollouts.of(trainer, recording),
-        CommittedLogs(LogFiles(opened), opened.record_at),
-        opened.last_complete(),
-    )
+    rollouts, steps = Rollouts.of(trainer, recording), opened.last_complete()
+    logs = CommittedLogs(LogFiles(opened), opened.record_at)
     late = dict[str, Tensor]()
 
     def published(input_ids: Tensor, **_: Any) -> Tensor:
@@ -245,9 +242,9 @@ def check_rewards(trainer: Any) -> int:
                     made.append(trainer._prepare_inputs(recording.inputs[trainer._step]))
             for name, tensor in rollouts.late(made).items():
                 if name in late and not torch.equal(tensor, late[name]):
-                    part, row = (tensor != late[name]).nonzero()[0, :2].tolist()
+                    part, *row = at = tuple((tensor != late[name]).nonzero()[0, :2].tolist())  # no row in a count
+                    where = f"{name}{''.join(f' of row {n}' for n in row)} in micro-batch {part + 1}"
                     raise VerificationError(
-                        f"step {number}, {name} of row {row} in micro-batch {part + 1}: expected "
-                        f"{tensor[part, row].tolist()}, got {late[name][part, row].tolist()}"
+                        f"step {number}, {where}: expected {tensor[at].tolist()}, got {late[name][at].tolist()}"
                     )
     return steps

@@ -29,7 +29,7 @@ SEGMENTS: Final = 100
 
 
 def mean(scores: Tensor) -> Tensor:
-    """The mean of each column."""
+    """The metrics f32 (columns,) of scores whose columns are each averaged over all examples."""
     return scores.mean(0)
 
 
