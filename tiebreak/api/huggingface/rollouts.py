@@ -30,12 +30,27 @@ REFERENCE: Final = "ref_per_token_logps"
 def seeded(trainer: Any) -> Iterator[None]:
     """Draws within follow from the trainer's seed and its number of micro-batches alone; those after it are as before.
 
-    So what evaluations and callbacks draw changes no rollout, nor does an interruption.
+    So what evaluations and callbacks draw changes no rollout, nor does an interruption. The order in which rollouts are
+    buffered does not depend on what sampling them drew: `check_rewards` finds it again.
     """
-    digest = sha256(f"{trainer.args.seed} {trainer._step}".encode()).digest()
-    with same_draws():
-        set_seed(int.from_bytes(digest[:4], "little"))
+    seed = int.from_bytes(sha256(f"{trainer.args.seed} {trainer._step}".encode()).digest()[:4], "little")
+    module = shuffling(trainer)
+    plain = module.shuffle_sequence_dict
+
+    def shuffled(given: Any) -> Any:
+        with same_draws():
+            set_seed(seed)
+            return plain(given)
+
+    with same_draws(), replaced(module, shuffle_sequence_dict=shuffled):
+        set_seed(seed)
         yield
+
+
+def shuffling(trainer: Any) -> Any:
+    """The module of TRL whose `shuffle_sequence_dict` the trainer calls."""
+    modules = [import_module(kind.__module__) for kind in type(trainer).__mro__]
+    return next(module for module in modules if hasattr(module, "shuffle_sequence_dict"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
