@@ -8,7 +8,6 @@ too early or too late.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from math import prod
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +19,7 @@ from torch import Tensor
 from tiebreak.api.evaluation.generation import drafts, noise_of, sampled, settled
 from tiebreak.api.huggingface.recording import record
 from tiebreak.api.huggingface.refusals import samples
-from tiebreak.api.huggingface.rollouts import Rollouts, seeded
+from tiebreak.api.huggingface.rollouts import Rollouts, seeded, shuffling
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.interpreters import make_interpreter
 from tiebreak.api.training.runs import Run
@@ -91,7 +90,9 @@ def judge(trainer: Any) -> Callable[[Any, Mapping[str, Tensor]], None]:
             is_end = is_end | (said == token)
         is_full = torch.arange(said.shape[1]) == said.shape[1] - 1
         ends = torch.where(asked & ~follows, is_end | is_full, torch.where(asked, ~is_end, ~follows))
-        right = (((found == said) | ~asked) & ends).all() & asked[:, 0].all()
+        right = (((found == said) | ~asked) & ends & (asked | (given["completion_mask"] == 0))).all() & asked[
+            :, 0
+        ].all()
         model.rollouts_sampled.copy_(torch.minimum(model.rollouts_sampled, right.float()))
 
     return judged
@@ -176,13 +177,11 @@ class SampledRollouts:
     ) -> list[list[int]]:  # fmt: skip
         """The token that the program samples after each token of all rows, from the last one of the prompt on."""
         late = {name: torch.zeros(shape, dtype=TORCH_DTYPES[dtype]) for name, (dtype, shape) in self._late.items()}
-        for name, width in (("prompt", self._rollouts.widths["prompt_ids"]), ("completion", 0)):
-            ids, mask = (late[f"{name}_{kind}"].flatten(0, 1) for kind in ("ids", "mask"))
-            ids.fill_(self._rollouts.padding)
-            for row, (prompt, tokens) in enumerate(zip(prompts, rows, strict=True)):
-                own = tokens[len(prompt) :] if not width else prompt
-                at = width - len(own) if width else 0
-                ids[row, at : at + len(own)], mask[row, at : at + len(own)] = torch.tensor(own, dtype=torch.int64), 1
+        ids, mask = (late[f"completion_{kind}"].flatten(0, 1) for kind in ("ids", "mask"))
+        ids.fill_(self._rollouts.padding)
+        for row, (prompt, tokens) in enumerate(zip(prompts, rows, strict=True)):
+            own = tokens[len(prompt) :]
+            ids[row, : len(own)], mask[row, : len(own)] = torch.tensor(own, dtype=torch.int64), 1
         found = dict[int, Tensor]()
 
         def observe(leaf: int, tensor: Tensor) -> Tensor:
@@ -204,9 +203,8 @@ class SampledRollouts:
 @contextmanager
 def _generating(trainer: Any, generate: Callable[..., Tensor]) -> Iterator[None]:
     """Lets a trainer sample with a function, and use the rollouts in the order in which they were sampled."""
-    modules = [import_module(kind.__module__) for kind in type(trainer).__mro__]
-    shuffling = next(module for module in modules if hasattr(module, "shuffle_sequence_dict"))
-    with replaced(shuffling, shuffle_sequence_dict=lambda given: given), replaced(trainer.model, generate=generate):
+    in_order = replaced(shuffling(trainer), shuffle_sequence_dict=lambda given: given)
+    with in_order, replaced(trainer.model, generate=generate):
         yield
 
 
@@ -223,7 +221,10 @@ def check_rewards(trainer: Any) -> int:
     if MODEL + SAMPLED not in opened.program.state_spec():
         raise ConfigurationError("expected a run with exact_sampling, whose rollouts are in order, got another")
     recording, spec, a = record(trainer), opened.program.late_spec(), trainer.args.gradient_accumulation_steps
-    rollouts, steps = Rollouts.of(trainer, recording), opened.last_complete()
+    rollouts, steps = Rollouts.of(trainer, recording, shuffled=False), opened.last_complete()
+    for name, tensor in rollouts.data(int(opened.data()["seed"])).items():
+        if not torch.equal(tensor, opened.data()[name]):
+            raise VerificationError(f"expected {name} of the run's data, got another from the trainer's data set")
     logs = CommittedLogs(LogFiles(opened), opened.record_at)
     late = dict[str, Tensor]()
 
@@ -240,7 +241,7 @@ def check_rewards(trainer: Any) -> int:
             for trainer._step in range((number - 1) * a, number * a):
                 with seeded(trainer):
                     made.append(trainer._prepare_inputs(recording.inputs[trainer._step]))
-            for name, tensor in rollouts.late(made).items():
+            for name, tensor in rollouts.late(made, (number - 1) * a).items():
                 if name in late and not torch.equal(tensor, late[name]):
                     part, *row = at = tuple((tensor != late[name]).nonzero()[0, :2].tolist())  # no row in a count
                     where = f"{name}{''.join(f' of row {n}' for n in row)} in micro-batch {part + 1}"
