@@ -34,7 +34,7 @@ def trainer(output_dir):
     return test_sampled_rollouts.trainer(Path(output_dir, "again"){more})
 """
 OF_TEXT: Final = ", reward=test_sampled_rollouts.of_text"
-DECLARED: Final = "by the trainer: advantages, num_items_in_batch, prompt_ids, prompt_mask"
+DECLARED: Final = "by the trainer: advantages, num_items_in_batch"
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_an_audit_computes_rewards_again_with_the_users_own_file(
 ) -> None:
     mine, words = written(tmp_path), ["audit", run.path, "--output", tmp_path / "replay", "--rewards"]
     assert command(*words, mine).splitlines()[-6:] == [
-        "rollouts   sampled, checked by the program, all of them", "prompts    declared", "advantages declared",
+        "rollouts   sampled, checked by the program, all of them", "prompts    data of the job", "advantages declared",
         f"declared   {DECLARED}",
         f"rewards    computed again by {mine} for steps 1 to 2 of 2: the advantages follow",
         "agrees: 2 checkpoints, 2 steps",
@@ -87,7 +87,7 @@ def test_reports_say_who_answers_for_late_data(run: RunDirectory, command: Comma
     for more in ([], ["--long"]):
         shown = json.loads(command("show", run.path, "--json", *more))
         assert shown["rollouts"] == "sampled, checked by the program"
-        assert (shown["prompts"], shown["advantages"], shown["declared"]) == ("declared", "declared", DECLARED)
+        assert (shown["prompts"], shown["advantages"], shown["declared"]) == ("data of the job", "declared", DECLARED)
     found = late_words(run.program, identities({SAMPLED: torch.zeros(())}))
     assert found["rollouts"] == "sampled, checked by the program, which found others"
 
@@ -96,7 +96,7 @@ def test_certificates_and_cards_say_it_too(run: RunDirectory, tmp_path: Path) ->
     weights, output = run.path.parent / "weights", tmp_path / "certificate.json"
     signed, _ = certify(run, weights, output, KEYS[1])
     words = signed.certificate.environment[LATE]
-    assert words.startswith("rollouts: sampled, checked by the program, all of them; prompts: declared; ")
+    assert words.startswith("rollouts: sampled, checked by the program, all of them; prompts: data of the job; ")
     assert any(words in line for line in signed.leaves_open())
     source = FormatSource(signed=signed, certificate=output.name, folder=weights)
     text = card(source)

@@ -1,11 +1,12 @@
 """The micro-batches of GRPO and RLOO: rollouts, which TRL's trainers make with the weights of the moment.
 
-They are late data of the job: the trainer's own code samples, scores and buffers them before each step, they are padded
-to one shape, and the step's log publishes them. Log-probabilities of a frozen reference model are part of the program.
+Prompts are data of the job, in the order in which steps read them. What comes with the weights of the moment is late
+data: the trainer's own code samples, scores and buffers it before each step, it is padded to one shape, and the step's
+log publishes it. Log-probabilities of a frozen reference model are part of the program.
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from hashlib import sha256
@@ -21,6 +22,7 @@ from transformers import set_seed
 from tiebreak.api.huggingface.recording import WEIGHT, RecordedColumns, Recording
 from tiebreak.engine.capture.step_run import replaced, same_draws
 from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.numbers.philox import shuffle
 
 REFERENCE: Final = "ref_per_token_logps"
 """The column that TRL computes with the reference model, and the program in its place."""
@@ -31,24 +33,28 @@ def seeded(trainer: Any) -> Iterator[None]:
     """Draws within follow from the trainer's seed and its number of micro-batches alone; those after it are as before.
 
     So what evaluations and callbacks draw changes no rollout, nor does an interruption. The order in which rollouts are
-    buffered does not depend on what sampling them drew: `check_rewards` finds it again.
+    used has a seed of its own, so that it is known before they are sampled.
     """
-    seed = int.from_bytes(sha256(f"{trainer.args.seed} {trainer._step}".encode()).digest()[:4], "little")
     module = shuffling(trainer)
     plain = module.shuffle_sequence_dict
 
-    def shuffled(given: Any) -> Any:
+    def shuffled(given: dict[str, Any]) -> Any:
         with same_draws():
-            set_seed(seed)
+            set_seed(_seed(trainer, " order"))
             return plain(given)
 
     with same_draws(), replaced(module, shuffle_sequence_dict=shuffled):
-        set_seed(seed)
+        set_seed(_seed(trainer, ""))
         yield
 
 
+def _seed(trainer: Any, purpose: str) -> int:
+    digest = sha256(f"{trainer.args.seed} {trainer._step}{purpose}".encode()).digest()
+    return int.from_bytes(digest[:4], "little")
+
+
 def shuffling(trainer: Any) -> Any:
-    """The module of TRL whose `shuffle_sequence_dict` the trainer calls."""
+    """The module of TRL in which a trainer finds the function that shuffles its rollouts."""
     modules = [import_module(kind.__module__) for kind in type(trainer).__mro__]
     return next(module for module in modules if hasattr(module, "shuffle_sequence_dict"))
 
@@ -61,6 +67,8 @@ class Rollouts:
     """The micro-batches of a step with drawn tokens and rewards, as the trainer makes them."""
     columns: RecordedColumns
     """The example as a step reads it, and the factor of the loss."""
+    known: dict[str, Tensor]
+    """What is known of the job's micro-batches before training, in their order: prompts."""
     widths: dict[str, int]
     """The length of what is padded, by name."""
     padding: int
@@ -69,8 +77,11 @@ class Rollouts:
     """The number of steps after which all rollouts made so far are used up."""
 
     @classmethod
-    def of(cls, trainer: Any, recording: Recording) -> "Rollouts":
-        """Finds the longest prompt of the recorded batches, and makes an example. Changes nothing of the trainer."""
+    def of(cls, trainer: Any, recording: Recording, *, shuffled: bool = True) -> "Rollouts":
+        """Pads the prompts of the recorded batches to the longest, and makes an example. The trainer stays as it is.
+
+        shuffled: whether rollouts are used in the order into which TRL shuffles them, or in that of their sampling.
+        """
         args, inputs = trainer.args, recording.inputs
         every, a = args.steps_per_generation * trainer.num_iterations, args.gradient_accumulation_steps
         if {*recording.counts} != {a}:
@@ -79,8 +90,8 @@ class Rollouts:
                 "set steps_per_generation to a multiple of gradient_accumulation_steps"
             )
         prompts = {repr(row["prompt"]): row["prompt"] for batch in inputs[::every] for row in batch}
-        sizes = dict(zip(prompts, map(len, trainer._tokenize_prompts([*prompts.values()])[0]), strict=True))
-        longest = [max(sizes[repr(row["prompt"])] for row in batch) for batch in inputs[::every]]
+        tokens = dict(zip(prompts, trainer._tokenize_prompts([*prompts.values()])[0], strict=True))
+        longest = [max(len(tokens[repr(row["prompt"])]) for row in batch) for batch in inputs[::every]]
         multiple = getattr(trainer, "pad_to_multiple_of", None) or 1
         prompt, completion = (-(-n // multiple) * multiple for n in (max(longest), trainer.max_completion_length))
         made = _example(trainer, inputs[every * longest.index(min(longest))], a)
@@ -92,6 +103,12 @@ class Rollouts:
             for n in names if made[0][n].ndim > 1 and (n.startswith("prompt_") or made[0][n].shape[1] == long)
         }  # fmt: skip
         padding, dtypes = trainer._tokenizer.pad_token_id, {n: made[0][n].dtype for n in names}
+        known = {
+            "prompt_ids": lambda rows: _filled([tokens[repr(row["prompt"])] for row in rows], prompt, padding),
+            "prompt_mask": lambda rows: (
+                _filled([[1] * len(tokens[repr(row["prompt"])]) for row in rows], prompt, 0) > 0
+            ),
+        }
         columns = RecordedColumns(
             data={}, dtypes=dtypes | {WEIGHT: torch.float32}, constants={}, factor=1.0,
             smallest=tuple((i, i) for i in range(a)),
@@ -99,10 +116,18 @@ class Rollouts:
         found = cls(
             example=Recording(inputs=made, items=[None] * a, counts=[a] * a), columns=columns, widths=widths,
             padding=padding, period=lcm(every, a) // a,
+            known={name: _in_order(trainer, inputs, of_rows, shuffled=shuffled) for name, of_rows in known.items()},
         )  # fmt: skip
         columns.data.update(found.late(made))
-        columns.data[WEIGHT] = torch.tensor([float(a if trainer.loss_is_scaled_for_ga else 1)])
+        columns.data[WEIGHT] = torch.full([len(inputs)], float(a if trainer.loss_is_scaled_for_ga else 1))
         return found
+
+    def data(self, seed: int) -> dict[str, Tensor]:
+        """The columns of the job's data, a row for each micro-batch. seed: the job's, for its order of rows."""
+        columns = {**self.known, WEIGHT: self.columns.data[WEIGHT]}
+        count = len(columns[WEIGHT])
+        place = torch.tensor([shuffle(g, seed, 0, count, 0) for g in range(count)])
+        return {name: torch.empty_like(tensor).index_copy_(0, place, tensor) for name, tensor in columns.items()}
 
     @property
     def refers(self) -> bool:
@@ -125,10 +150,20 @@ class Rollouts:
             )
         return {REFERENCE: found}
 
-    def late(self, batches: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """The micro-batches of a step as late data. Raises `ConfigurationError` for one of another form."""
+    def late(self, batches: Sequence[Mapping[str, Tensor]], first: int | None = None) -> dict[str, Tensor]:
+        """The micro-batches of a step in its form. Raises `ConfigurationError` for others, or with other prompts.
+
+        first: the number of the first one in the job, from 0.
+        """
         names = [name for name in self.columns.dtypes if name != WEIGHT]
-        return {name: torch.stack([self._padded(name, batch[name]) for batch in batches]) for name in names}
+        found = {name: torch.stack([self._padded(name, batch[name]) for batch in batches]) for name in names}
+        for name, tensor in self.known.items() if first is not None else ():
+            if not torch.equal(found[name], tensor[first : first + len(batches)].to(found[name].dtype)):
+                raise ConfigurationError(
+                    f"expected {name} in micro-batches from {first + 1} on as in the job's data, got others from the "
+                    "trainer: let TRL's own code make the rollouts"
+                )
+        return found
 
     def _padded(self, name: str, tensor: Tensor) -> Tensor:
         wide = torch.float32 if tensor.is_floating_point() else torch.int64
@@ -143,6 +178,27 @@ class Rollouts:
             )
         sides = (gap, 0) if name.startswith("prompt_") else (0, gap)
         return F.pad(plain, sides, value=self.padding if name.endswith("_ids") else 0)
+
+
+def _filled(rows: Sequence[Sequence[int]], width: int, padding: int) -> Tensor:
+    """Rows of tokens, filled on the left, i32."""
+    return torch.tensor([[padding] * (width - len(row)) + [*row] for row in rows], dtype=torch.int32)
+
+
+def _in_order(
+    trainer: Any, inputs: Sequence[Any], of_rows: Callable[[Any], Tensor], *, shuffled: bool
+) -> Tensor:  # fmt: skip
+    """What each micro-batch reads of the rows for which the trainer samples together."""
+    parts, found = trainer.args.steps_per_generation, list[Tensor]()
+    every = parts * trainer.num_iterations
+    for start in range(0, len(inputs), every):
+        made = of_rows(inputs[start])
+        if shuffled:
+            with replaced(trainer, _step=start), seeded(trainer):
+                made = shuffling(trainer).shuffle_sequence_dict({"made": made})["made"]
+        chunks = made.unflatten(0, (parts, -1))
+        found += [chunks[number % parts] for number in range(min(every, len(inputs) - start))]
+    return torch.stack(found)
 
 
 def _example(trainer: Any, batch: Any, count: int) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from math import prod
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -28,12 +28,14 @@ from tiebreak.api.training import reading
 from tiebreak.api.training.runs import Run
 from tiebreak.engine.capture.state import MODEL
 from tiebreak.engine.capture.step_run import replaced
+from tiebreak.engine.data.mapped import stored
 from tiebreak.engine.data.tensors import from_bytes
 from tiebreak.engine.dtypes import TORCH_DTYPES
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.errors import ConfigurationError, VerificationError
+from tiebreak.protocol.numbers.philox import shuffle
 from tiebreak.protocol.program.isa import Opcode, ReduceFunction
 
 RUN: Final = "run"
@@ -42,8 +44,9 @@ SAMPLED: Final = reading.SAMPLED.removeprefix(MODEL)
 """The buffer with 1 or 0."""
 _PLAIN: Final = {"top_p": (1.0, None), "top_k": (0, None), "min_p": (None, 0.0), "repetition_penalty": (1.0, None)}
 """Settings of the sampler that have to be as they are by default."""
-_DECLARED: Final = ("old_per_token_logps", "old_logps")
-"""Log-probabilities of the model that sampled."""
+_OLD: Final = "old_logps"
+_DECLARED: Final = ("old_per_token_logps", _OLD)
+"""Log-probabilities of the model that sampled; by sequence, of RLOO."""
 _CLOSE: Final = 1e-4
 
 
@@ -96,7 +99,9 @@ def judge(trainer: Any) -> Callable[[Any, Mapping[str, Tensor]], None]:
             is_end = is_end | (said == token)
         is_full = torch.arange(said.shape[1]) == said.shape[1] - 1
         ends = torch.where(asked & ~follows, is_end | is_full, torch.where(asked, ~is_end, ~follows))
-        right = (((found == said) | ~asked) & ends).all() & asked[:, 0].all()
+        right = (((found == said) | ~asked) & ends & (asked | (given["completion_mask"] == 0))).all() & asked[
+            :, 0
+        ].all()
         model.rollouts_sampled.copy_(torch.minimum(model.rollouts_sampled, right.float()))
 
     return judged
@@ -181,13 +186,11 @@ class SampledRollouts:
     ) -> list[list[int]]:  # fmt: skip
         """The token that the program samples after each token of all rows, from the last one of the prompt on."""
         late = {name: torch.zeros(shape, dtype=TORCH_DTYPES[dtype]) for name, (dtype, shape) in self._late.items()}
-        for name, width in (("prompt", self._rollouts.widths["prompt_ids"]), ("completion", 0)):
-            ids, mask = (late[f"{name}_{kind}"].flatten(0, 1) for kind in ("ids", "mask"))
-            ids.fill_(self._rollouts.padding)
-            for row, (prompt, tokens) in enumerate(zip(prompts, rows, strict=True)):
-                own = tokens[len(prompt) :] if not width else prompt
-                at = width - len(own) if width else 0
-                ids[row, at : at + len(own)], mask[row, at : at + len(own)] = torch.tensor(own, dtype=torch.int64), 1
+        ids, mask = (late[f"completion_{kind}"].flatten(0, 1) for kind in ("ids", "mask"))
+        ids.fill_(self._rollouts.padding)
+        for row, (prompt, tokens) in enumerate(zip(prompts, rows, strict=True)):
+            own = tokens[len(prompt) :]
+            ids[row, : len(own)], mask[row, : len(own)] = torch.tensor(own, dtype=torch.int64), 1
         found = dict[int, Tensor]()
 
         def observe(leaf: int, tensor: Tensor) -> Tensor:
@@ -228,12 +231,11 @@ def check_rewards(trainer: Any, run: str | Path | None = None) -> int:
     """
     opened = RunDirectory.open(Path(run or Path(str(trainer.args.output_dir), RUN)))
     recording, args, state = record(trainer), trainer.args, copy.copy(trainer.state)
-    rollouts = Rollouts.of(trainer, recording)
-    published = _Published(opened, rollouts.period)
-    published.check_form(rollouts.columns.data)
+    is_exact = MODEL + SAMPLED in opened.program.state_spec()
+    rollouts = Rollouts.of(trainer, recording, shuffled=not is_exact)
+    published = _Published(opened, rollouts, trainer)
     a, recorded = int(args.gradient_accumulation_steps), opened.recorded()
     buffered, steps = args.steps_per_generation, opened.job.last_step(recorded - 1) if recorded else 0
-    is_exact = MODEL + SAMPLED in opened.program.state_spec()
     trainer.model.train()
     trainer._buffered_inputs = None
     with (
@@ -255,24 +257,35 @@ def check_rewards(trainer: Any, run: str | Path | None = None) -> int:
 class _Published:
     """The rollouts that a run's logs have, as its trainer had them before it put them in another order."""
 
-    def __init__(self, run: RunDirectory, steps: int) -> None:
-        """steps: those that use the same rollouts."""
-        self._spec, logs = run.program.late_spec(), CommittedLogs(LogFiles(run), run.record_at)
+    def __init__(self, run: RunDirectory, rollouts: Rollouts, trainer: Any) -> None:
+        """Raises `ConfigurationError` for a trainer with rollouts of another form, `VerificationError` for prompts."""
+        self._spec, logs, data = run.program.late_spec(), CommittedLogs(LogFiles(run), run.record_at), run.data()
         self._a = self._spec["completion_ids"][1][0]
+        own = {name: stored(tensor) for name, tensor in rollouts.data(int(data["seed"])).items()}
+        shapes = {name: data[name].shape for name in own if name in data}
+        for name, shape in [*shapes.items(), *((name, shape) for name, (_, shape) in self._spec.items())]:
+            example = own.get(name, rollouts.columns.data.get(name))
+            if example is None or example.shape != shape:
+                got = "none" if example is None else [*example.shape]
+                raise ConfigurationError(f"expected a trainer with {name} of {[*shape]}, got {got}")
+        if _OLD in rollouts.example.inputs[0] and _OLD not in self._spec and trainer.beta:
+            raise ConfigurationError("expected rewards without KL (beta=0), got some that only the program computes")
+        for name in shapes:
+            for number in range(len(own[name])):
+                place = shuffle(number, int(data["seed"]), 0, len(own[name]), 0)
+                if not own[name][place].equal(data[name][place]):
+                    self._refuse(number, name, "that of the trainer's data set", "another in the data of the run")
 
-        @lru_cache(maxsize=steps + 1)
+        @lru_cache(maxsize=rollouts.period + 1)
         def step(number: int) -> dict[str, Tensor]:
             given = logs.step_log(number).late
             return {name: from_bytes(given[name], *kind) for name, kind in self._spec.items()}
 
         self._step, self._taken = step, dict[str, Tensor]()
 
-    def check_form(self, example: Mapping[str, Tensor]) -> None:
-        """Raises `ConfigurationError` unless a trainer's rollouts have the names and shapes of these."""
-        for name, (_, shape) in self._spec.items():
-            if name not in example or tuple(example[name].shape) != shape:
-                got = [*example[name].shape] if name in example else "none"
-                raise ConfigurationError(f"expected a trainer whose steps have {name} of {[*shape]}, got {got}")
+    def _refuse(self, number: int, name: str, expected: object, got: object) -> NoReturn:
+        where = f"step {number // self._a + 1}, {name} in micro-batch {number % self._a + 1}"
+        raise VerificationError(f"{where}: expected {expected}, got {got}")
 
     def _late(self, number: int) -> dict[str, Tensor]:
         """A micro-batch, numbered from 0 over all steps."""
@@ -281,7 +294,7 @@ class _Published:
     def take(self, numbers: range, shuffle: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
         """Puts the rollouts of these micro-batches, which were sampled at once, in the order of that."""
         used = [self._late(number) for number in numbers]
-        rows = {n: torch.cat([one[n] for one in used]) for n in ("completion_ids", "old_logps") if n in self._spec}
+        rows = {n: torch.cat([one[n] for one in used]) for n in ("completion_ids", _OLD) if n in self._spec}
         order = shuffle({"order": torch.arange(len(rows["completion_ids"]))})["order"].argsort()
         self._taken = {name: tensor[order] for name, tensor in rows.items()}
 
@@ -294,9 +307,9 @@ class _Published:
         plain = trainer._get_per_token_logps_and_entropies
 
         def found(model: Any, ids: Tensor, mask: Tensor, count: int, *rest: Any, **more: Any) -> Any:
-            if "old_logps" in self._spec and "old_logps" not in self._taken:
+            if _OLD in self._spec and _OLD not in self._taken:
                 return plain(model, ids, mask, count, *rest, **more)
-            sums = self._taken.pop("old_logps", torch.zeros(len(ids))).to(ids.device)
+            sums = self._taken.pop(_OLD, torch.zeros(len(ids))).to(ids.device)
             return F.pad(sums[:, None], (0, count - 1)), None, None
 
         return found
@@ -308,8 +321,5 @@ class _Published:
             is_near = torch.isclose(made[name], published, close, close, equal_nan=close > 0)
             if name not in _DECLARED and not is_near.all():
                 row = (~is_near).nonzero()[0, :1].tolist()  # a count has none
-                where = f"{name}{''.join(f' of row {n}' for n in row)} in micro-batch {number % self._a + 1}"
-                raise VerificationError(
-                    f"step {number // self._a + 1}, {where}: expected {made[name][(*row,)].tolist()}, got "
-                    f"{published[(*row,)].tolist()}"
-                )
+                values = (tensor[(*row,)].tolist() for tensor in (made[name], published))
+                self._refuse(number, "".join([name, *(f" of row {n}" for n in row)]), *values)

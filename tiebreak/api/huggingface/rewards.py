@@ -1,0 +1,267 @@
+"""Rewards that TRL calls as it calls any function, and that a step of a run computes from the tokens it checks.
+
+With `exact_sampling`, a trainer whose rewards are all of these publishes no advantages: its program computes them.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from tiebreak.engine.capture.state import MODEL
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.protocol.errors import ConfigurationError
+
+ADVANTAGES: Final = "advantages"
+MEAN: Final = "mean_reward_"
+"""Prefix of the state's entries with the mean of each reward in the last step, before a number and the name."""
+_MOST_DIGITS: Final = 18
+"""The digits of the greatest numbers, which i64 holds."""
+
+
+class ComputedReward(ABC):
+    """A reward function of TRL's that is also part of a step's program."""
+
+    column: str | None = None
+    """The column of the data set that it reads."""
+    module: nn.Module | None = None
+    """Frozen tensors that it reads; they become state of the program."""
+
+    def __init__(self, name: str) -> None:
+        """name: under which TRL logs it."""
+        self.__name__ = name
+
+    def __call__(self, *, prompts: Sequence[Any], completion_ids: Sequence[Sequence[int]], **rest: Any) -> list[float]:
+        """The rewards of completions, as TRL asks for them, with the data set's columns by name."""
+        width = max(map(len, completion_ids))
+        given = {
+            f"{what}_{kind}": filled([[1] * len(row) if kind == "mask" else row for row in rows], size, left=left)
+            for what, rows, size, left in (
+                ("completion", completion_ids, width, False),
+                ("prompt", tokens := self.tokens(prompts), max(map(len, tokens), default=0), True),
+            )
+            for kind in ("ids", "mask")
+        }
+        own = self.read(values_of(rest, self.column), width) if self.column else torch.zeros(0)
+        with torch.no_grad():
+            return list(self.scores(given, own).tolist())
+
+    def tokens(self, prompts: Sequence[Any]) -> list[list[int]]:
+        """The prompts' tokens, if it reads them."""
+        return [[] for _ in prompts]
+
+    def read(self, values: Sequence[Any], width: int) -> Tensor:
+        """What it reads of values of its column, i64, with examples along dim 0. width: of completions, in tokens."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def scores(self, given: Mapping[str, Tensor], own: Tensor) -> Tensor:
+        """The rewards, f32 (rows,). given: TRL's tokens and masks, i64, padded. own: what it read of its column."""
+
+
+def values_of(columns: Mapping[str, Any], name: str) -> Any:
+    """A column of a data set, or of one of its rows. Raises `ConfigurationError` if there is none."""
+    if name not in columns:
+        raise ConfigurationError(f"expected a data set with a column {name!r}, which a reward reads, got none")
+    return columns[name]
+
+
+def filled(rows: Sequence[Sequence[int]], width: int, padding: int = 0, *, left: bool = False) -> Tensor:
+    """Rows of tokens as one array, i64."""
+    gaps = [[padding] * (width - len(row)) for row in rows]
+    return torch.tensor([[*gap, *row] if left else [*row, *gap] for gap, row in zip(gaps, rows, strict=True)]).long()
+
+
+class ExactMatch(ComputedReward):
+    """1 if a completion is the text of a column, token for token, and else 0."""
+
+    def __init__(self, column: str, tokenizer: Any) -> None:
+        """column: of the data set, with texts. tokenizer: the trainer's; its special tokens at the end do not count."""
+        super().__init__(f"ExactMatch({column})")
+        self.column, self._tokenizer = column, tokenizer
+
+    def read(self, values: Sequence[Any], width: int) -> Tensor:
+        rows = [self._tokenizer(text, add_special_tokens=False)["input_ids"] for text in values]
+        return filled([row if len(row) <= width else [-2] for row in rows], width, padding=-1)
+
+    def scores(self, given: Mapping[str, Tensor], own: Tensor) -> Tensor:
+        said = given["completion_ids"]
+        return (torch.where(_said(given, self._tokenizer), said, -1) == own).all(1).float()
+
+
+class Number(ComputedReward):
+    """1 if the last number in a completion is that of a column, and else 0.
+
+    Numbers are runs of tokens that are made of the digits 0 to 9 alone. A token that begins with a space begins a new
+    number; any other character, such as a point or a comma, ends one. Zeros in front do not count, nor does a sign. A
+    number of more than 18 digits is none.
+    """
+
+    def __init__(self, column: str, tokenizer: Any) -> None:
+        """column: of the data set, with whole numbers, or texts of their digits. tokenizer: the trainer's."""
+        super().__init__(f"Number({column})")
+        self.column, self._tokenizer, self.module = column, tokenizer, nn.Module()
+        values = torch.zeros(len(tokenizer), 3, dtype=torch.int64)  # of a token: value, digits, whether it begins
+        some = [n for n, text in enumerate(tokenizer.convert_ids_to_tokens([*range(len(values))])) if _has_digit(text)]
+        front = tokenizer("a", add_special_tokens=False)["input_ids"]
+        skipped = len(tokenizer.decode(front))
+        for token, text in zip(some, tokenizer.batch_decode([[*front, n] for n in some]), strict=True):
+            if found := re.fullmatch(r"( ?)([0-9]+)", text[skipped:]):
+                digits = len(found[2])
+                value = int(found[2]) if digits <= _MOST_DIGITS else 0
+                values[token] = torch.tensor([value, digits, len(found[1])])
+        self.module.register_buffer("digits", values, persistent=False)
+        powers = torch.tensor([10**n for n in range(_MOST_DIGITS + 1)])
+        self.module.register_buffer("powers", powers, persistent=False)
+
+    def read(self, values: Sequence[Any], width: int) -> Tensor:  # noqa: ARG002
+        if wrong := [one for one in values if not re.fullmatch(rf"[0-9]{{1,{_MOST_DIGITS}}}", str(one))]:
+            raise ConfigurationError(
+                f"expected whole numbers of at most {_MOST_DIGITS} digits in column {self.column!r}, got {wrong[0]!r}"
+            )
+        return torch.tensor([int(one) for one in values])
+
+    def scores(self, given: Mapping[str, Tensor], own: Tensor) -> Tensor:
+        held: Any = self.module
+        value, digits, begins = held.digits[given["completion_ids"]].unbind(-1)
+        counts = _said(given, self._tokenizer) & (digits > 0)
+        runs = (~counts | (begins == 1)).long().cumsum(1)
+        last = counts & (runs == torch.where(counts, runs, -1).amax(1, keepdim=True))
+        digits = torch.where(last, digits, 0)
+        total = digits.sum(1, keepdim=True)
+        fits = (total > 0) & (total <= _MOST_DIGITS)
+        places = torch.where(last & fits, total - digits.cumsum(1), 0)
+        found = torch.where(last & fits, value * held.powers[places], 0).sum(1)
+        return ((found == own) & fits[:, 0]).float()
+
+
+def _has_digit(text: str | None) -> bool:
+    return text is not None and re.search("[0-9]", text) is not None
+
+
+class Length(ComputedReward):
+    """1 for a completion of a number of tokens, with the one that ends it; 1 - |length - target| / target for others."""
+
+    def __init__(self, target: int) -> None:
+        """target: the number of tokens, at least 1."""
+        super().__init__(f"Length({target})")
+        if type(target) is not int or target < 1:
+            raise ConfigurationError(f"expected a number of tokens, at least 1, as target, got {target!r}")
+        self._target = float(target)
+
+    def scores(self, given: Mapping[str, Tensor], own: Tensor) -> Tensor:  # noqa: ARG002
+        lengths = given["completion_mask"].sum(1).float()
+        return 1 - (lengths - self._target).abs() / self._target
+
+
+class RewardModel(ComputedReward):
+    """The score that a classifier gives to prompt and completion: its first logit for their tokens, as they are.
+
+    TRL makes a text of them for a reward model that it is given as such, with tokens of the model's own.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        """model: an `AutoModelForSequenceClassification`, which is frozen. tokenizer: its own and the trainer's."""
+        super().__init__(f"RewardModel({type(model).__name__})")
+        self.module = model.eval().requires_grad_(False)
+        self._tokenizer, self._padding = tokenizer, model.config.get_text_config().pad_token_id
+        if self._padding is None:
+            raise ConfigurationError("expected a reward model whose config has a pad_token_id, got none")
+
+    def tokens(self, prompts: Sequence[Any]) -> list[list[int]]:
+        if isinstance(prompts[0], str):
+            return list(self._tokenizer(text=list(prompts))["input_ids"])
+        options = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
+        return list(self._tokenizer.apply_chat_template(conversation=list(prompts), **options)["input_ids"])
+
+    def scores(self, given: Mapping[str, Tensor], own: Tensor) -> Tensor:  # noqa: ARG002
+        model: Any = self.module
+        ids, mask = (torch.cat([given[f"prompt_{n}"], given[f"completion_{n}"]], 1) for n in ("ids", "mask"))
+        width = ids.shape[1]
+        places = torch.arange(width) + (given["prompt_mask"] == 0).sum(1, keepdim=True)  # from the first token on
+        inside, places = places < width, places.clamp(max=width - 1)
+        mask = torch.where(inside, mask.gather(1, places), 0)
+        ids = torch.where(mask == 1, ids.gather(1, places), self._padding)
+        device = next(model.parameters()).device
+        found: Tensor = model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits[:, 0]
+        return found.float().to(given["prompt_ids"].device)
+
+
+def _said(given: Mapping[str, Tensor], tokenizer: Any) -> Tensor:
+    """Which tokens are the completion's, without a special one at its end."""
+    ids, mask = given["completion_ids"], given["completion_mask"] == 1
+    is_last = mask & ~torch.nn.functional.pad(mask[:, 1:], (0, 1))
+    for token in tokenizer.all_special_ids:
+        mask = mask & ~(is_last & (ids == token))
+    return mask
+
+
+def of(trainer: Any) -> tuple[ComputedReward, ...]:
+    """The trainer's rewards if its steps can compute all of them; none if some are code of another kind.
+
+    Raises `ConfigurationError` if they can, and the advantages that follow from them cannot.
+    """
+    found = tuple(one for one in trainer.reward_funcs if isinstance(one, ComputedReward))
+    own = type(trainer)._calculate_rewards, type(trainer)._generate_and_score_completions
+    if len(found) < len(trainer.reward_funcs) or not all(one.__module__.startswith("trl.") for one in own):
+        return ()
+    args, wrong = trainer.args, list[str]()
+    if args.per_device_train_batch_size % trainer.num_generations:
+        wrong.append(f"per_device_train_batch_size a multiple of num_generations, {trainer.num_generations}")
+    if getattr(trainer, "multi_objective_aggregation", "sum_then_normalize") != "sum_then_normalize":
+        wrong.append("multi_objective_aggregation='sum_then_normalize'")
+    by_batch = getattr(trainer, "scale_rewards", "") == "batch" or getattr(trainer, "normalize_advantages", False)
+    if by_batch and args.gradient_accumulation_steps > 1:
+        wrong.append(
+            "gradient_accumulation_steps=1 where rewards are scaled by the batch (scale_rewards='batch', "
+            "normalize_advantages)"
+        )
+    if wrong:
+        raise ConfigurationError(
+            f"expected {' and '.join(wrong)}, so that a micro-batch has what its advantages follow from, got others"
+        )
+    return found
+
+
+def advantages(trainer: Any, rewards: Tensor, penalty: Tensor | None = None) -> Tensor:
+    """The advantages of whole groups, f32 (rows,), as TRL defines them. rewards: f32 (rows, functions).
+
+    penalty: what RLOO takes off the sum of rewards.
+    """
+    weights = trainer.reward_weights.tolist()
+    total = torch.stack([weight * rewards[:, n] for n, weight in enumerate(weights)]).sum(0)
+    if clip := getattr(trainer, "reward_clip_range", None):
+        total = total.clamp(*clip)
+    groups = (total if penalty is None else total - penalty).unflatten(0, (-1, trainer.num_generations))
+    if hasattr(trainer, "scale_rewards"):
+        found, scale = groups - groups.mean(1, keepdim=True), trainer.scale_rewards
+        if scale != "none":
+            found = found / (_deviation(groups if scale == "group" else groups.reshape(1, -1)) + 1e-4)
+        return found.flatten()
+    others = (groups.sum(1, keepdim=True) - groups) / (groups.shape[1] - 1)
+    found = (groups - others).flatten()
+    if trainer.normalize_advantages:
+        found = (found - found.mean()) / (_deviation(found[None])[0] + 1e-4)
+    return found
+
+
+def _deviation(rows: Tensor) -> Tensor:
+    count = rows.shape[1]
+    return (((rows - rows.mean(1, keepdim=True)) ** 2).mean(1, keepdim=True) * (count / (count - 1))).sqrt()
+
+
+def reward_kinds(directory: str | Path) -> dict[str, str]:
+    """Each reward of a run by name, and whether it is "in the program" or "declared"; none of a run without rollouts.
+
+    The names are those that whoever made the program gave. Of rewards that are declared, advantages are all that a run
+    has.
+    """
+    program = RunDirectory.open(Path(directory)).program
+    if ADVANTAGES in program.late_spec():
+        return {ADVANTAGES: "declared"}
+    found = [re.fullmatch(rf"{re.escape(MODEL)}rollouts\.{MEAN}\d+_(.*)", name) for name in program.state_spec()]
+    return {one[1]: "in the program" for one in found if one}
