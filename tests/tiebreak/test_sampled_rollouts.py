@@ -208,7 +208,7 @@ def test_rewards_are_computed_again_and_others_are_named(
         with pytest.raises(VerificationError, match=r"step 1, num_items_in_batch in micro-batch 1: expected .*, got 0"):
             tiebreak.hf.check_rewards(again)
     others = trainer(honest.directory.parent, data=lambda: prompts().select(range(23, -1, -1)))
-    with pytest.raises((VerificationError, ConfigurationError), match=r"step 1, prompt_ids|at most \d+ columns"):
+    with pytest.raises((VerificationError, ConfigurationError), match="expected prompt_ids of the run's data"):
         tiebreak.hf.check_rewards(others)
     tiebreak.hf.train(plain := trainer(tmp_path / "plain"), check="none")
     with pytest.raises(ConfigurationError, match="expected a run with exact_sampling"):

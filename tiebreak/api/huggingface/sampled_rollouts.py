@@ -221,7 +221,7 @@ def check_rewards(trainer: Any) -> int:
     if MODEL + SAMPLED not in opened.program.state_spec():
         raise ConfigurationError("expected a run with exact_sampling, whose rollouts are in order, got another")
     recording, spec, a = record(trainer), opened.program.late_spec(), trainer.args.gradient_accumulation_steps
-    rollouts, steps = Rollouts.of(trainer, recording, shuffled=False), opened.last_complete()
+    rollouts, steps = Rollouts.of(trainer, recording, exact=True), opened.last_complete()
     for name, tensor in rollouts.data(int(opened.data()["seed"])).items():
         if not torch.equal(tensor, opened.data()[name]):
             raise VerificationError(f"expected {name} of the run's data, got another from the trainer's data set")
