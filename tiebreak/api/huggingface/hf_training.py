@@ -57,9 +57,7 @@ def train(
     with sampled_rollouts.marked(trainer) if exact_sampling else nullcontext() as judge:
         with _noting_reads(trainer.args) as read:
             recording = record(trainer)
-            rollouts = (
-                Rollouts.of(trainer, recording, shuffled=not exact_sampling) if refusals.samples(trainer) else None
-            )
+            rollouts = Rollouts.of(trainer, recording, exact=exact_sampling) if refusals.samples(trainer) else None
             options = {"client": client, "trainer": key, "terms": terms, "check": check}
             with same_draws():
                 run = _agreed(trainer, recording, rollouts, machine, options, judge)
@@ -111,14 +109,15 @@ def _agreed(
         data = found.data
     else:
         found, inputs, data = rollouts.columns, rollouts.example, rollouts.data(args.seed)
-        late = found.data.keys() - data.keys()
+        late = found.data.keys() - data.keys() - rollouts.derived
         more = partial(rollouts.computed, trainer)
         every = (interval or max(1, recording.steps // CHECKPOINTS)) / rollouts.period
         interval = min(recording.steps, ceil(every) * rollouts.period)  # at which nothing is left to be used again
-    refers = nullcontext() if rollouts and not rollouts.refers else _reference(trainer)
-    with ready(trainer), refers, replaced(trainer, **_optimizers(trainer, recording.planned)):
+    refers = nullcontext() if rollouts and not (rollouts.refers or rollouts.rewards) else _reference(trainer)
+    attached = rollouts.attached(trainer.model) if rollouts else nullcontext()
+    with ready(trainer), refers, attached, replaced(trainer, **_optimizers(trainer, recording.planned)):
         if found.smallest:
-            check_padding(trainer, inputs, found, more)
+            check_padding(trainer, inputs, found, None if rollouts is None else partial(rollouts.referred, trainer))
         task = Task(
             trainer.model, objective(trainer, found, more, judge), optimizer=trainer.optimizer, batch=1,
             data=data, late={name: found.data[name] for name in late}, steps=recording.steps, seed=args.seed,

@@ -17,7 +17,13 @@ from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.errors import ConfigurationError
 
 ADVANTAGES: Final = "advantages"
-MEAN: Final = "mean_reward_"
+COUNT: Final = "num_items_in_batch"
+"""The tokens of all completions of a step."""
+NUMBER: Final = "number_in_step"
+"""The column of the data with the number of a micro-batch in its step, from 0."""
+ROLLOUTS: Final = "rollouts"
+"""The name that `RolloutState` has in the model."""
+_MEAN: Final = "mean_reward_"
 """Prefix of the state's entries with the mean of each reward in the last step, before a number and the name."""
 _MOST_DIGITS: Final = 18
 """The digits of the greatest numbers, which i64 holds."""
@@ -37,14 +43,12 @@ class ComputedReward(ABC):
 
     def __call__(self, *, prompts: Sequence[Any], completion_ids: Sequence[Sequence[int]], **rest: Any) -> list[float]:
         """The rewards of completions, as TRL asks for them, with the data set's columns by name."""
-        width = max(map(len, completion_ids))
+        tokens, width = self.tokens(prompts), max(map(len, completion_ids))
         given = {
-            f"{what}_{kind}": filled([[1] * len(row) if kind == "mask" else row for row in rows], size, left=left)
-            for what, rows, size, left in (
-                ("completion", completion_ids, width, False),
-                ("prompt", tokens := self.tokens(prompts), max(map(len, tokens), default=0), True),
-            )
-            for kind in ("ids", "mask")
+            "prompt_ids": filled(tokens, max(map(len, tokens)), left=True),
+            "prompt_mask": filled([[1] * len(row) for row in tokens], max(map(len, tokens)), left=True),
+            "completion_ids": filled(completion_ids, width),
+            "completion_mask": filled([[1] * len(row) for row in completion_ids], width),
         }
         own = self.read(values_of(rest, self.column), width) if self.column else torch.zeros(0)
         with torch.no_grad():
@@ -144,7 +148,7 @@ def _has_digit(text: str | None) -> bool:
 
 
 class Length(ComputedReward):
-    """1 for a completion of a number of tokens, with the one that ends it; 1 - |length - target| / target for others."""
+    """1 - |length - target| / target, for a completion's length in tokens, with the one that ends it."""
 
     def __init__(self, target: int) -> None:
         """target: the number of tokens, at least 1."""
@@ -200,7 +204,7 @@ def _said(given: Mapping[str, Tensor], tokenizer: Any) -> Tensor:
     return mask
 
 
-def of(trainer: Any) -> tuple[ComputedReward, ...]:
+def computed_rewards(trainer: Any) -> tuple[ComputedReward, ...]:
     """The trainer's rewards if its steps can compute all of them; none if some are code of another kind.
 
     Raises `ConfigurationError` if they can, and the advantages that follow from them cannot.
@@ -227,6 +231,44 @@ def of(trainer: Any) -> tuple[ComputedReward, ...]:
     return found
 
 
+class RolloutState(nn.Module):
+    """What steps that check their rollouts keep of them in the state: mean rewards, and counts of tokens."""
+
+    tokens: Tensor
+    """The tokens that the step is said to have, and those of its micro-batches so far, i64 (2,)."""
+
+    def __init__(self, rewards: Sequence[ComputedReward], parts: int, *, counts: bool) -> None:
+        """parts: the micro-batches of a step. counts: whether the loss reads the number of a step's tokens."""
+        super().__init__()
+        self.parts = parts
+        self._means = [f"{_MEAN}{n}_{one.__name__.replace('.', '_')}" for n, one in enumerate(rewards)]
+        for name in self._means:
+            self.register_buffer(name, torch.zeros(()), persistent=False)
+        if counts and parts > 1:
+            self.register_buffer("tokens", torch.zeros(2, dtype=torch.int64), persistent=False)
+        for n, reward in enumerate(rewards):
+            if reward.module is not None:
+                self.add_module(f"reward_{n}", reward.module)
+
+    def counted(self, given: Mapping[str, Tensor]) -> Tensor:
+        """The number of tokens in the step's completions; NaN if the trainer says another."""
+        own = given["completion_mask"].sum()
+        if self.parts == 1:
+            return own
+        said, number = given[COUNT], given[NUMBER]
+        before = torch.where(number == 0, torch.stack([said, torch.zeros_like(said)]), self.tokens)
+        now = torch.stack([before[0], before[1] + own])
+        self.tokens.copy_(now)
+        right = (said == now[0]) & ((number < self.parts - 1) | (said == now[1]))
+        return torch.where(right, said.float(), torch.nan)
+
+    def note(self, given: Mapping[str, Tensor], scores: Tensor) -> None:
+        """Adds a micro-batch to the means of the step. scores: rewards, f32 (rows, functions)."""
+        for name, part in zip(self._means, scores.unbind(1), strict=True):
+            mean = self.get_buffer(name)
+            mean.copy_(torch.where(given[NUMBER] == 0, 0.0, mean) + part.mean() / self.parts)
+
+
 def advantages(trainer: Any, rewards: Tensor, penalty: Tensor | None = None) -> Tensor:
     """The advantages of whole groups, f32 (rows,), as TRL defines them. rewards: f32 (rows, functions).
 
@@ -236,7 +278,8 @@ def advantages(trainer: Any, rewards: Tensor, penalty: Tensor | None = None) -> 
     total = torch.stack([weight * rewards[:, n] for n, weight in enumerate(weights)]).sum(0)
     if clip := getattr(trainer, "reward_clip_range", None):
         total = total.clamp(*clip)
-    groups = (total if penalty is None else total - penalty).unflatten(0, (-1, trainer.num_generations))
+    groups = (total if penalty is None else total - penalty).reshape(-1, trainer.num_generations)
+    found: Tensor
     if hasattr(trainer, "scale_rewards"):
         found, scale = groups - groups.mean(1, keepdim=True), trainer.scale_rewards
         if scale != "none":
@@ -251,7 +294,8 @@ def advantages(trainer: Any, rewards: Tensor, penalty: Tensor | None = None) -> 
 
 def _deviation(rows: Tensor) -> Tensor:
     count = rows.shape[1]
-    return (((rows - rows.mean(1, keepdim=True)) ** 2).mean(1, keepdim=True) * (count / (count - 1))).sqrt()
+    found: Tensor = (((rows - rows.mean(1, keepdim=True)) ** 2).mean(1, keepdim=True) * (count / (count - 1))).sqrt()
+    return found
 
 
 def reward_kinds(directory: str | Path) -> dict[str, str]:
@@ -263,5 +307,5 @@ def reward_kinds(directory: str | Path) -> dict[str, str]:
     program = RunDirectory.open(Path(directory)).program
     if ADVANTAGES in program.late_spec():
         return {ADVANTAGES: "declared"}
-    found = [re.fullmatch(rf"{re.escape(MODEL)}rollouts\.{MEAN}\d+_(.*)", name) for name in program.state_spec()]
+    found = [re.fullmatch(rf"{MODEL}{ROLLOUTS}.{_MEAN}[0-9]+_(.*)", name) for name in program.state_spec()]
     return {one[1]: "in the program" for one in found if one}

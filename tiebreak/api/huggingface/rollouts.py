@@ -9,6 +9,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from importlib import import_module
 from math import lcm
@@ -20,12 +21,27 @@ from torch import Tensor
 from transformers import set_seed
 
 from tiebreak.api.huggingface.recording import WEIGHT, RecordedColumns, Recording
+from tiebreak.api.huggingface.rewards import (
+    ADVANTAGES,
+    COUNT,
+    NUMBER,
+    ROLLOUTS,
+    ComputedReward,
+    RolloutState,
+    advantages,
+    computed_rewards,
+    filled,
+    values_of,
+)
 from tiebreak.engine.capture.step_run import replaced, same_draws
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.philox import shuffle
 
 REFERENCE: Final = "ref_per_token_logps"
 """The column that TRL computes with the reference model, and the program in its place."""
+_OLD: Final = "old_logps"
+_REWARD: Final = "reward_"
+"""Prefix of the columns of the data that rewards read, before the number of each."""
 
 
 @contextmanager
@@ -68,7 +84,11 @@ class Rollouts:
     columns: RecordedColumns
     """The example as a step reads it, and the factor of the loss."""
     known: dict[str, Tensor]
-    """What is known of the job's micro-batches before training, in their order: prompts."""
+    """What is known of the job's micro-batches before training, in their order: prompts, and what rewards read."""
+    rewards: tuple[ComputedReward, ...]
+    """The rewards that steps compute."""
+    state: RolloutState | None
+    """What steps have of rollouts in their state, if they check them; a part of the model while that is captured."""
     widths: dict[str, int]
     """The length of what is padded, by name."""
     padding: int
@@ -77,10 +97,11 @@ class Rollouts:
     """The number of steps after which all rollouts made so far are used up."""
 
     @classmethod
-    def of(cls, trainer: Any, recording: Recording, *, shuffled: bool = True) -> "Rollouts":
+    def of(cls, trainer: Any, recording: Recording, *, exact: bool = False) -> "Rollouts":
         """Pads the prompts of the recorded batches to the longest, and makes an example. The trainer stays as it is.
 
-        shuffled: whether rollouts are used in the order into which TRL shuffles them, or in that of their sampling.
+        exact: whether steps check that rollouts are samples. These are used in the order of their sampling, without the
+        shuffle of TRL.
         """
         args, inputs = trainer.args, recording.inputs
         every, a = args.steps_per_generation * trainer.num_iterations, args.gradient_accumulation_steps
@@ -103,11 +124,13 @@ class Rollouts:
             for n in names if made[0][n].ndim > 1 and (n.startswith("prompt_") or made[0][n].shape[1] == long)
         }  # fmt: skip
         padding, dtypes = trainer._tokenizer.pad_token_id, {n: made[0][n].dtype for n in names}
-        known = {
-            "prompt_ids": lambda rows: _filled([tokens[repr(row["prompt"])] for row in rows], prompt, padding),
-            "prompt_mask": lambda rows: (
-                _filled([[1] * len(tokens[repr(row["prompt"])]) for row in rows], prompt, 0) > 0
-            ),
+        rewards = computed_rewards(trainer) if exact else ()
+        known: dict[str, Callable[[Any], Tensor]] = {
+            "prompt_ids": lambda rows: filled([tokens[repr(r["prompt"])] for r in rows], prompt, padding, left=True),
+            "prompt_mask": lambda rows: filled([[1] * len(tokens[repr(r["prompt"])]) for r in rows], prompt, left=True),
+        }
+        known |= {
+            f"{_REWARD}{n}": partial(_read, reward, completion) for n, reward in enumerate(rewards) if reward.column
         }
         columns = RecordedColumns(
             data={}, dtypes=dtypes | {WEIGHT: torch.float32}, constants={}, factor=1.0,
@@ -116,9 +139,13 @@ class Rollouts:
         found = cls(
             example=Recording(inputs=made, items=[None] * a, counts=[a] * a), columns=columns, widths=widths,
             padding=padding, period=lcm(every, a) // a,
-            known={name: _in_order(trainer, inputs, of_rows, shuffled=shuffled) for name, of_rows in known.items()},
+            known={name: _in_order(trainer, inputs, of_rows, shuffled=not exact) for name, of_rows in known.items()},
+            rewards=rewards, state=RolloutState(rewards, a, counts=COUNT in names) if exact else None,
         )  # fmt: skip
-        columns.data.update(found.late(made))
+        if exact:
+            found.known[NUMBER] = torch.arange(len(inputs), dtype=torch.int32) % a
+        columns.dtypes.update(dict.fromkeys(found.known, torch.int64))
+        columns.data.update({name: tensor[:a] for name, tensor in found.known.items()} | found.late(made))
         columns.data[WEIGHT] = torch.full([len(inputs)], float(a if trainer.loss_is_scaled_for_ga else 1))
         return found
 
@@ -134,31 +161,66 @@ class Rollouts:
         """Whether the loss reads what a reference model computes."""
         return REFERENCE in self.example.inputs[0]
 
-    def computed(self, trainer: Any, model: Any, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The completions' log-probabilities by the reference: TRL's copy of the model, or that without adapters."""
-        if not self.refers:
-            return {}
-        ids, mask = (torch.cat([given[f"prompt_{n}"], given[f"completion_{n}"]], 1) for n in ("ids", "mask"))
+    @property
+    def derived(self) -> set[str]:
+        """The columns that a step computes although TRL gives them to its loss."""
+        if self.state is None:
+            return set()
+        return {_OLD} | ({COUNT} if self.state.parts == 1 else set()) | ({ADVANTAGES} if self.rewards else set())
+
+    @contextmanager
+    def attached(self, model: Any) -> Iterator[None]:
+        """Lets the model have the state of rollouts meanwhile."""
+        if self.state is not None:
+            model.add_module(ROLLOUTS, self.state)
+        try:
+            yield
+        finally:
+            model._modules.pop(ROLLOUTS, None)
+
+    def referred(self, trainer: Any, model: Any, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The completions' log-probabilities by the reference, if the loss reads them."""
+        return {REFERENCE: self._reference(trainer, model, given)} if self.refers else {}
+
+    def _reference(self, trainer: Any, model: Any, given: Mapping[str, Tensor]) -> Tensor:
+        """By TRL's copy of the model, or by that without adapters."""
         frozen: Any = nullcontext()
         if trainer.ref_model is None:
             frozen = import_module("trl.trainer.utils").use_adapter(
                 model, "ref" if "ref" in model.peft_config else None
             )
-        with torch.no_grad(), frozen:
-            found, *_ = trainer._get_per_token_logps_and_entropies(
-                trainer.ref_model or model, ids, mask, given["completion_ids"].shape[1]
-            )
-        return {REFERENCE: found}
+        with frozen:
+            return _log_probabilities(trainer, trainer.ref_model or model, given)
 
-    def late(self, batches: Sequence[Mapping[str, Tensor]], first: int | None = None) -> dict[str, Tensor]:
+    @torch.no_grad()
+    def computed(self, trainer: Any, model: Any, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What a step computes of a micro-batch before its loss; it also writes to the state of rollouts."""
+        found, example, penalty = self.referred(trainer, model, given), self.example.inputs[0], None
+        if self.state is None:
+            return found
+        if COUNT in example:
+            found[COUNT] = self.state.counted(given)
+        if _OLD in example:  # of RLOO, whose rewards have the KL term
+            said, mask = _log_probabilities(trainer, model, given), given["completion_mask"]
+            found[_OLD] = (said * mask).sum(1)
+            if trainer.beta and self.rewards:
+                penalty = trainer.beta * ((said - self._reference(trainer, model, given)) * mask).sum(1)
+        if self.rewards:
+            own = [given.get(f"{_REWARD}{n}", torch.zeros(0)) for n in range(len(self.rewards))]
+            scores = torch.stack([one.scores(given, read) for one, read in zip(self.rewards, own, strict=True)], 1)
+            found[ADVANTAGES] = advantages(trainer, scores, penalty)
+            self.state.note(given, scores)
+        return found
+
+    def late(self, batches: Sequence[Mapping[str, Tensor]], first: int = -1) -> dict[str, Tensor]:
         """The micro-batches of a step in its form. Raises `ConfigurationError` for others, or with other prompts.
 
-        first: the number of the first one in the job, from 0.
+        first: the number of the first one in the job, from 0, for one whose prompts are compared.
         """
-        names = [name for name in self.columns.dtypes if name != WEIGHT]
+        names = [name for name in self.example.inputs[0] if name != REFERENCE]
         found = {name: torch.stack([self._padded(name, batch[name]) for batch in batches]) for name in names}
-        for name, tensor in self.known.items() if first is not None else ():
-            if not torch.equal(found[name], tensor[first : first + len(batches)].to(found[name].dtype)):
+        for name in () if first < 0 else sorted(found.keys() & self.known.keys()):
+            if not torch.equal(found[name], self.known[name][first : first + len(batches)].long()):
                 raise ConfigurationError(
                     f"expected {name} in micro-batches from {first + 1} on as in the job's data, got others from the "
                     "trainer: let TRL's own code make the rollouts"
@@ -180,9 +242,15 @@ class Rollouts:
         return F.pad(plain, sides, value=self.padding if name.endswith("_ids") else 0)
 
 
-def _filled(rows: Sequence[Sequence[int]], width: int, padding: int) -> Tensor:
-    """Rows of tokens, filled on the left, i32."""
-    return torch.tensor([[padding] * (width - len(row)) + [*row] for row in rows], dtype=torch.int32)
+def _log_probabilities(trainer: Any, model: Any, given: Mapping[str, Tensor]) -> Tensor:
+    """Those of the tokens of completions, f32 (rows, tokens), as TRL computes them."""
+    ids, mask = (torch.cat([given[f"prompt_{n}"], given[f"completion_{n}"]], 1) for n in ("ids", "mask"))
+    found: Tensor = trainer._get_per_token_logps_and_entropies(model, ids, mask, given["completion_ids"].shape[1])[0]
+    return found
+
+
+def _read(reward: ComputedReward, width: int, rows: Sequence[Mapping[str, Any]]) -> Tensor:
+    return reward.read([values_of(row, str(reward.column)) for row in rows], width)
 
 
 def _in_order(
@@ -196,7 +264,8 @@ def _in_order(
         if shuffled:
             with replaced(trainer, _step=start), seeded(trainer):
                 made = shuffling(trainer).shuffle_sequence_dict({"made": made})["made"]
-        chunks = made.unflatten(0, (parts, -1))
+        narrow = made.to(torch.int32) if int(made.abs().max()) < 1 << 31 else made
+        chunks = narrow.reshape(parts, -1, *narrow.shape[1:])
         found += [chunks[number % parts] for number in range(min(every, len(inputs) - start))]
     return torch.stack(found)
 

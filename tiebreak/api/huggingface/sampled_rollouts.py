@@ -232,7 +232,7 @@ def check_rewards(trainer: Any, run: str | Path | None = None) -> int:
     opened = RunDirectory.open(Path(run or Path(str(trainer.args.output_dir), RUN)))
     recording, args, state = record(trainer), trainer.args, copy.copy(trainer.state)
     is_exact = MODEL + SAMPLED in opened.program.state_spec()
-    rollouts = Rollouts.of(trainer, recording, shuffled=not is_exact)
+    rollouts = Rollouts.of(trainer, recording, exact=is_exact)
     published = _Published(opened, rollouts, trainer)
     a, recorded = int(args.gradient_accumulation_steps), opened.recorded()
     buffered, steps = args.steps_per_generation, opened.job.last_step(recorded - 1) if recorded else 0
