@@ -237,3 +237,12 @@ def test_rewards_of_buffered_rollouts_are_computed_again(tmp_path: Path, case: s
     liar = trainer(tmp_path / "run", max_steps=6, reward=of_text, **more)
     with pytest.raises(VerificationError, match=r"step 1, advantages of row \d in micro-batch \d"):
         tiebreak.hf.check_rewards(liar)
+
+
+@pytest.mark.slow
+def test_declared_rewards_with_kl_of_the_weights_of_the_moment_are_refused(tmp_path: Path) -> None:
+    """Of RLOO with exact sampling, whose program computes these log-probabilities."""
+    more = {"kind": RLOOTrainer, "beta": 0.1, "max_steps": 2}
+    trained(tmp_path / "run", **more)
+    with pytest.raises(ConfigurationError, match=r"expected rewards without KL \(beta=0\), got some that only"):
+        tiebreak.hf.check_rewards(trainer(tmp_path / "run", **more))
