@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import tiebreak
-from tests.tiebreak.parties import Commands
+from tests.engine.test_late_data import late_program
+from tests.tiebreak.parties import Commands, Parties
 from tests.tiebreak.test_grpo import KEYS
 from tests.tiebreak.test_sampled_rollouts import trainer
 from tiebreak.api.certification.certificates import LATE, SignedCertificate, read_certificate
@@ -62,6 +63,9 @@ def test_an_audit_computes_rewards_again_with_the_users_own_file(
         f"rewards    computed again by {mine} for steps 1 to 2 of 2: the advantages follow",
         "agrees: 2 checkpoints, 2 steps",
     ]  # fmt: skip
+    of_part = command("audit", run.path, "--segment", 1, "--rewards", mine).splitlines()
+    assert [line for line in of_part if line.startswith("rewards    computed again by ")]
+    assert "rollouts   sampled, checked by the program, all of them" in of_part
     found = json.loads(command(*words, mine, "--json"))
     assert found["rewards"] == {"file": str(mine), "steps": 2}
     assert found["late_data"]["rollouts"].endswith("all of them")
@@ -71,9 +75,12 @@ def test_an_audit_computes_rewards_again_with_the_users_own_file(
 
 
 def test_a_file_is_refused_before_the_audit(
-    run: RunDirectory, tmp_path: Path, command: Commands, monkeypatch: pytest.MonkeyPatch
+    run: RunDirectory, tmp_path: Path, command: Commands, monkeypatch: pytest.MonkeyPatch, parties: Parties
 ) -> None:
-    mine = written(tmp_path)
+    mine, other = written(tmp_path), parties.trained(tmp_path / "other")
+    assert "expected a run with declared advantages" in command.error("audit", other, "--rewards", mine)
+    assert late_words(RunDirectory.open(other).program) == {}
+    assert late_words(late_program()) == {"declared": "by the trainer: x, y, z"}
     mine.write_text("")
     words = ["audit", run.path, "--output", tmp_path / "replay", "--rewards", mine]
     assert "expected a function trainer(output_dir) in" in command.error(*words)
