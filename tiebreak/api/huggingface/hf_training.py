@@ -7,6 +7,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import Trainer
 from transformers.trainer_utils import TrainOutput
@@ -101,7 +102,7 @@ def _noting_reads(args: Any) -> Iterator[set[str]]:
 
 def _agreed(
     trainer: Any, recording: Recording, rollouts: Rollouts | None, machine: Machine, options: dict[str, Any],
-    judge: Callable[..., None] | None,
+    judge: Callable[..., Tensor] | None,
 ) -> Run:  # fmt: skip
     args, interval, late, more = trainer.args, _interval(trainer.args, recording), set[str](), None
     if rollouts is None:
