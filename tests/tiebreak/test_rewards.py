@@ -165,8 +165,8 @@ def in_program(run: tiebreak.Run, wanted: list[Tensor], parts: int) -> list[floa
         kept = list[Tensor]()
 
         def keep(_: int, tensor: Tensor, kept: list[Tensor] = kept) -> Tensor:
-            if tensor.shape == wanted[0].shape and tensor.dtype == torch.float32:
-                kept.append(tensor.cpu().clone())
+            if tensor.numel() == wanted[0].numel() and tensor.dtype == torch.float32:
+                kept.append(tensor.cpu().flatten().clone())
             return tensor
 
         late = late_tensors(opened.program, LogFiles(opened).step_log(number), machine.arithmetic)

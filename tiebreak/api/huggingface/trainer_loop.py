@@ -213,7 +213,7 @@ class _Sampling(_Driven):
         self.late, self._taken = {name: made[name] for name in self.run.late}, []
         loss = super()._next(number)
         if number == self.first + 1 and hasattr(self.trainer.model, SAMPLED):
-            weight = float(self._rollouts.columns.data[WEIGHT])
+            weight = float(self._rollouts.columns.data[WEIGHT][0])
             check_loss(self.trainer, loss, weight * float(torch.stack(self.plain).mean()))
         return loss
 
