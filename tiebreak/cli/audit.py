@@ -18,7 +18,7 @@ from tiebreak.api.watching.alarms import shown_loss
 from tiebreak.cli import options as opt
 from tiebreak.cli.main import MissingExtra, missing_of
 from tiebreak.engine.run.segments import chances
-from tiebreak.protocol.errors import CannotCheck, ConfigurationError, VerificationError
+from tiebreak.protocol.errors import CannotCheck, ConfigurationError, ForbiddenLoss, VerificationError
 
 if TYPE_CHECKING:
     from tiebreak.engine.run.audit import SegmentAudit, SegmentReport
@@ -134,9 +134,11 @@ def audit(
         code, errors = 0, list[str]()
     except (CannotCheck, VerificationError) as error:
         failed, reason = error if isinstance(error, AuditFailure) else None, " ".join(str(error).split())
-        report |= {"verdict": failed.verdict if failed else "could not check", "reason": reason}
+        is_fraud = failed is not None or isinstance(error, ForbiddenLoss)
+        verdict = failed.verdict if failed else "fraud" if is_fraud else "could not check"
+        report |= {"verdict": verdict, "reason": reason}
         details = failed.details if failed else []
-        code, lines, errors = 2 if failed else COULD_NOT_CHECK, [], [f"{type(error).__name__}: {reason}", *details]
+        code, lines, errors = 2 if is_fraud else COULD_NOT_CHECK, [], [f"{type(error).__name__}: {reason}", *details]
     _tell(run, report, [json.dumps(report)] if as_json else lines, errors)
     return code
 

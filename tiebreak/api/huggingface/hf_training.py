@@ -7,6 +7,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import Trainer
 from transformers.trainer_utils import TrainOutput
@@ -101,7 +102,7 @@ def _noting_reads(args: Any) -> Iterator[set[str]]:
 
 def _agreed(
     trainer: Any, recording: Recording, rollouts: Rollouts | None, machine: Machine, options: dict[str, Any],
-    judge: Callable[..., None] | None,
+    judge: Callable[..., Tensor] | None,
 ) -> Run:  # fmt: skip
     args, interval, late, more = trainer.args, _interval(trainer.args, recording), set[str](), None
     if rollouts is None:
@@ -114,7 +115,7 @@ def _agreed(
         every = (interval or max(1, recording.steps // CHECKPOINTS)) / rollouts.period
         interval = min(recording.steps, ceil(every) * rollouts.period)  # at which nothing is left to be used again
     refers = nullcontext() if rollouts and not (rollouts.refers or rollouts.rewards) else _reference(trainer)
-    attached = rollouts.attached(trainer.model) if rollouts else nullcontext()
+    attached = rollouts.attached(trainer.model, args.device) if rollouts else nullcontext()
     with ready(trainer), refers, attached, replaced(trainer, **_optimizers(trainer, recording.planned)):
         if found.smallest:
             check_padding(trainer, inputs, found, None if rollouts is None else partial(rollouts.referred, trainer))

@@ -51,8 +51,11 @@ class ComputedReward(ABC):
             "completion_mask": filled([[1] * len(row) for row in completion_ids], width),
         }
         own = self.read(values_of(rest, self.column), width) if self.column else torch.zeros(0)
+        held = () if self.module is None else [*self.module.parameters(), *self.module.buffers()]
+        device = next((tensor.device for tensor in held), own.device)
         with torch.no_grad():
-            return list(self.scores(given, own).tolist())
+            scores = self.scores({name: tensor.to(device) for name, tensor in given.items()}, own.to(device))
+        return list(scores.tolist())
 
     def tokens(self, prompts: Sequence[Any]) -> list[list[int]]:
         """The prompts' tokens, if it reads them."""
@@ -109,8 +112,9 @@ class Number(ComputedReward):
         """column: of the data set, with whole numbers, or texts of their digits. tokenizer: the trainer's."""
         super().__init__(f"Number({column})")
         self.column, self._tokenizer, self.module = column, tokenizer, nn.Module()
-        values = torch.zeros(len(tokenizer), 3, dtype=torch.int64)  # of a token: value, digits, whether it begins
-        some = [n for n, text in enumerate(tokenizer.convert_ids_to_tokens([*range(len(values))])) if _has_digit(text)]
+        count = len(tokenizer)
+        values = torch.zeros(count + 1, 3, dtype=torch.int64)  # of a token: value, digits, whether it begins; of others
+        some = [n for n, text in enumerate(tokenizer.convert_ids_to_tokens([*range(count)])) if _has_digit(text)]
         front = tokenizer("a", add_special_tokens=False)["input_ids"]
         skipped = len(tokenizer.decode(front))
         for token, text in zip(some, tokenizer.batch_decode([[*front, n] for n in some]), strict=True):
@@ -131,7 +135,7 @@ class Number(ComputedReward):
 
     def scores(self, given: Mapping[str, Tensor], own: Tensor) -> Tensor:
         held: Any = self.module
-        value, digits, begins = held.digits[given["completion_ids"]].unbind(-1)
+        value, digits, begins = held.digits[given["completion_ids"].clamp(max=len(held.digits) - 1)].unbind(-1)
         counts = _said(given, self._tokenizer) & (digits > 0)
         runs = (~counts | (begins == 1)).long().cumsum(1)
         last = counts & (runs == torch.where(counts, runs, -1).amax(1, keepdim=True))
@@ -186,13 +190,13 @@ class RewardModel(ComputedReward):
         model: Any = self.module
         ids, mask = (torch.cat([given[f"prompt_{n}"], given[f"completion_{n}"]], 1) for n in ("ids", "mask"))
         width = ids.shape[1]
-        places = torch.arange(width) + (given["prompt_mask"] == 0).sum(1, keepdim=True)  # from the first token on
+        padding = (given["prompt_mask"] == 0).sum(1, keepdim=True)
+        places = torch.arange(width, device=ids.device) + padding  # from the first token on
         inside, places = places < width, places.clamp(max=width - 1)
         mask = torch.where(inside, mask.gather(1, places), 0)
         ids = torch.where(mask == 1, ids.gather(1, places), self._padding)
-        device = next(model.parameters()).device
-        found: Tensor = model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits[:, 0]
-        return found.float().to(given["prompt_ids"].device)
+        found: Tensor = model(input_ids=ids, attention_mask=mask).logits[:, 0].float()
+        return found
 
 
 def _said(given: Mapping[str, Tensor], tokenizer: Any) -> Tensor:

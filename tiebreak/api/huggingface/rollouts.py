@@ -125,6 +125,9 @@ class Rollouts:
         }  # fmt: skip
         padding, dtypes = trainer._tokenizer.pad_token_id, {n: made[0][n].dtype for n in names}
         rewards = computed_rewards(trainer) if exact else ()
+        for one in rewards:
+            if any(own := one.tokens([*prompts.values()])) and own != [*tokens.values()]:
+                raise ConfigurationError(f"expected {one.__name__} with the trainer's tokenizer, got other tokens")
         known: dict[str, Callable[[Any], Tensor]] = {
             "prompt_ids": lambda rows: filled([tokens[repr(r["prompt"])] for r in rows], prompt, padding, left=True),
             "prompt_mask": lambda rows: filled([[1] * len(tokens[repr(r["prompt"])]) for r in rows], prompt, left=True),
@@ -169,14 +172,17 @@ class Rollouts:
         return {_OLD} | ({COUNT} if self.state.parts == 1 else set()) | ({ADVANTAGES} if self.rewards else set())
 
     @contextmanager
-    def attached(self, model: Any) -> Iterator[None]:
-        """Lets the model have the state of rollouts meanwhile."""
-        if self.state is not None:
-            model.add_module(ROLLOUTS, self.state)
+    def attached(self, model: Any, device: torch.device) -> Iterator[None]:
+        """Lets the model have the state of rollouts meanwhile, on the CPU; it is on a device afterwards."""
+        if self.state is None:
+            yield
+            return
+        model.add_module(ROLLOUTS, self.state.cpu())
         try:
             yield
         finally:
-            model._modules.pop(ROLLOUTS, None)
+            del model._modules[ROLLOUTS]
+            self.state.to(device)
 
     def referred(self, trainer: Any, model: Any, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The completions' log-probabilities by the reference, if the loss reads them."""

@@ -3,7 +3,8 @@
 A token of a completion is the first of the greatest logits / temperature + noise, as in
 `tiebreak.api.evaluation.generation`, with the noise of the step's own draws. The state has an entry that is 1 as long
 as all rollouts of all steps were so, and 0 from the first one on that was not: another token, or a completion that ends
-too early or too late.
+too early or too late. From that step on the recorded loss is NaN; gradients are those of the loss. A job that demands
+finite losses takes the trainer's stake for it.
 """
 
 import copy
@@ -42,7 +43,7 @@ RUN: Final = "run"
 """The folder of the run in the trainer's `output_dir`."""
 SAMPLED: Final = reading.SAMPLED.removeprefix(MODEL)
 """The buffer with 1 or 0."""
-_PLAIN: Final = {"top_p": (1.0, None), "top_k": (0, None), "min_p": (None, 0.0), "repetition_penalty": (1.0, None)}
+_PLAIN: Final = {"min_p": (None, 0.0), "repetition_penalty": (1.0, None)}
 """Settings of the sampler that have to be as they are by default."""
 _OLD: Final = "old_logps"
 _DECLARED: Final = ("old_per_token_logps", _OLD)
@@ -60,6 +61,8 @@ def check(trainer: Any) -> None:
     if args.steps_per_generation != args.gradient_accumulation_steps or trainer.num_iterations != 1:
         wrong.append("steps_per_generation = gradient_accumulation_steps and num_iterations = 1")
     wrong += [f"{name} = {kept[0]}" for name, kept in _PLAIN.items() if getattr(args, name, kept[0]) not in kept]
+    if not 0 < _left_out(trainer)[1] <= 1:
+        wrong.append("0 < top_p <= 1")
     if getattr(trainer, "mask_truncated_completions", False):
         wrong.append("mask_truncated_completions = False")
     if getattr(args, "generation_kwargs", None):
@@ -71,7 +74,7 @@ def check(trainer: Any) -> None:
 
 
 @contextmanager
-def marked(trainer: Any) -> Iterator[Callable[[Any, Mapping[str, Tensor]], None]]:
+def marked(trainer: Any) -> Iterator[Callable[[Any, Mapping[str, Tensor]], Tensor]]:
     """Gives the trainer's model the buffer meanwhile; files of its weights do not have it. Yields `judge(trainer)`."""
     if not samples(trainer):
         raise ConfigurationError("expected a trainer that samples (GRPO, RLOO) with exact_sampling, got another")
@@ -85,26 +88,32 @@ def marked(trainer: Any) -> Iterator[Callable[[Any, Mapping[str, Tensor]], None]
         model._non_persistent_buffers_set.discard(SAMPLED)
 
 
-def judge(trainer: Any) -> Callable[[Any, Mapping[str, Tensor]], None]:
-    """The part of a step that checks a micro-batch, to be captured with its loss."""
+def judge(trainer: Any) -> Callable[[Any, Mapping[str, Tensor]], Tensor]:
+    """The part of a step that checks a micro-batch, to be captured with its loss: whether all so far are samples."""
     end = _ends(trainer)
 
-    def judged(model: Any, given: Mapping[str, Tensor]) -> None:
+    def judged(model: Any, given: Mapping[str, Tensor]) -> Tensor:
         ids, mask = (torch.cat([given[f"prompt_{n}"], given[f"completion_{n}"]], 1) for n in ("ids", "mask"))
         said, asked = given["completion_ids"], given["completion_mask"] == 1
         logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, -said.shape[1] - 1 : -1]
-        found = sampled(logits.float() / trainer.temperature, 1.0)
+        found = sampled(logits.float(), trainer.temperature, *_left_out(trainer))
         follows, is_end = F.pad(asked[:, 1:], (0, 1)), torch.zeros_like(asked)
         for token in end:
             is_end = is_end | (said == token)
         is_full = torch.arange(said.shape[1]) == said.shape[1] - 1
         ends = torch.where(asked & ~follows, is_end | is_full, torch.where(asked, ~is_end, ~follows))
-        right = (((found == said) | ~asked) & ends & (asked | (given["completion_mask"] == 0))).all() & asked[
-            :, 0
-        ].all()
-        model.rollouts_sampled.copy_(torch.minimum(model.rollouts_sampled, right.float()))
+        allowed = torch.where(asked, found == said, given["completion_mask"] == 0)
+        right = (allowed & ends).all() & asked[:, 0].all()
+        so_far = torch.minimum(model.rollouts_sampled, right.float())
+        model.rollouts_sampled.copy_(so_far)
+        return so_far > 0
 
     return judged
+
+
+def _left_out(trainer: Any) -> tuple[int, float]:
+    """The trainer's top_k and top_p."""
+    return trainer.args.top_k or 0, 1.0 if trainer.args.top_p is None else trainer.args.top_p
 
 
 def _ends(trainer: Any) -> list[int]:
@@ -160,7 +169,8 @@ class SampledRollouts:
                 return noise_of(self._draws[part], first, self._vocabulary, self._seed, number)
 
             with replaced(self._trainer.model, generate=self._generate):
-                return drafts(self._trainer.model, tokens, rooms, noise, self._trainer.temperature, self._end)
+                settings = self._trainer.temperature, self._end, *_left_out(self._trainer)
+                return drafts(self._trainer.model, tokens, rooms, noise, *settings)
 
         state, modes = self._state(), [(module, module.training) for module in self._trainer.model.modules()]
         self._trainer.model.eval()

@@ -1,0 +1,218 @@
+"""Rewards that TRL calls and that a step computes too: their definitions, and advantages beside TRL's own."""
+
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+from datasets import Dataset
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForSequenceClassification
+from trl import RLOOTrainer
+
+import tiebreak
+from tests.parts import slow_except
+from tests.tiebreak.hf_cases import VOCABULARY, llama, losses, texts, tokenizer
+from tests.tiebreak.hf_scripts import lora
+from tests.tiebreak.test_sampled_rollouts import trainer
+from tiebreak.api.huggingface.objective import value
+from tiebreak.api.huggingface.rewards import filled
+from tiebreak.api.huggingface.rollouts import Rollouts
+from tiebreak.api.machine import Machine
+from tiebreak.api.machine.interpreters import make_interpreter
+from tiebreak.engine.capture.state import MODEL
+from tiebreak.engine.logged.files import LogFiles
+from tiebreak.engine.logged.log_replay import late_tensors
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.hf import ExactMatch, Length, Number, RewardModel, reward_kinds
+
+TOKENS: Final = tokenizer()
+
+
+def data() -> Dataset:
+    """Answers are single tokens, so that a completion is one sometimes."""
+    columns = {"answer": [TOKENS.decode([10 + n]) for n in range(24)], "number": [str(n % 4) for n in range(24)]}
+    return Dataset.from_dict({"prompt": texts(24, 1, 6), **columns})
+
+
+def classifier(**more: Any) -> LlamaForSequenceClassification:
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=64, eos_token_id=1, bos_token_id=None, num_labels=1,
+        initializer_range=1.0, **{"pad_token_id": 0, **more},
+    )  # fmt: skip
+    return LlamaForSequenceClassification(config)
+
+
+def number_of(ids: list[int]) -> int | None:
+    """The last number in a completion, by the text of its tokens."""
+    pieces = ["\n" if token in TOKENS.all_special_ids else TOKENS.decode([token]) for token in ids]
+    runs = re.findall(r"[0-9]+", "".join(p if re.fullmatch(" ?[0-9]+", p) else "\n" for p in pieces))
+    return int(runs[-1]) if runs and len(runs[-1]) <= 18 else None
+
+
+def completions(count: int, longest: int = 9) -> list[list[int]]:
+    """Token lists with many digits, some of which end."""
+    drawn = random.Random(4)
+    some = TOKENS.convert_tokens_to_ids([*"0123456789", "Ġ", "a", "."])
+    rows = [drawn.choices(some, k=drawn.randint(1, longest - 1)) for _ in range(count)]
+    return [row + [1] * drawn.randint(0, 1) for row in rows]
+
+
+def rewards_of(reward: Any, rows: list[list[int]], **columns: Any) -> list[float]:
+    """What TRL gets, which is what a step computes with more padding, whatever that holds."""
+    found: list[float] = reward(prompts=["a"] * len(rows), completion_ids=rows, trainer_state=None, **columns)
+    width = max(map(len, rows)) + 3
+    mask = filled([[1] * len(row) for row in rows], width)
+    ids = torch.where(mask == 1, filled(rows, width), torch.randint(VOCABULARY, mask.shape))
+    own = reward.read(columns[reward.column], width) if reward.column else torch.zeros(0)
+    given = {"completion_ids": ids, "completion_mask": mask}
+    assert reward.column is None or reward.scores(given, own).tolist() == found
+    return found
+
+
+def test_a_number_is_the_last_run_of_digits_in_a_completion(cases: Callable[[], None]) -> None:
+    rows = completions(400)
+    wanted = [number_of(row) for row in rows]
+    asked = [str(n if n is not None and place % 2 else 7) for place, n in enumerate(wanted)]
+    found = rewards_of(Number("number", TOKENS), rows, number=asked)
+    for own, is_right, number in zip(wanted, found, asked, strict=True):
+        assert is_right == float(own == int(number))
+        cases()
+    assert 100 < sum(found) < 300
+
+
+@pytest.mark.parametrize(
+    ("said", "number", "reward"),
+    [
+        ("12", "12", 1.0), ("1 2", "2", 1.0), ("1 2", "12", 0.0), ("007", "7", 1.0), ("3.14", "14", 1.0),
+        ("1,234", "234", 1.0), ("so 42.", "42", 1.0), ("-5", "5", 1.0), ("none", "0", 0.0), ("9" * 18, "9" * 18, 1.0),
+        ("9" * 19, "9" * 18, 0.0), ("0" * 19, "0", 0.0), ("5", 5, 1.0),
+    ],
+)  # fmt: skip
+def test_numbers_are_read_to_the_letter(said: str, number: Any, reward: float) -> None:
+    ids = TOKENS(said)["input_ids"]
+    for row in (ids, [*ids, 1]):
+        assert rewards_of(Number("number", TOKENS), [row, [5]], number=[number, 0]) == [reward, 0.0]
+
+
+def test_spaces_within_tokens_begin_numbers(tmp_path: Path) -> None:
+    """In a vocabulary whose tokens have several digits, and a space before them."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # noqa: PLC0415
+    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
+
+    words = ["<pad>", "<eos>", "a", "12", "Ġ345", "000", "Ġ", "7"]
+    made = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="a"))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Whitespace(), decoders.ByteLevel()
+    reward = Number("number", PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>"))
+    rows = [[3, 4], [4, 3], [4, 5, 1], [3, 6, 7], [99, 3], [4, 4]]
+    columns = {"number": ["345", "34512", "345000", "7", "12", "345345"]}
+    assert reward(prompts=["a"] * 6, completion_ids=rows, **columns) == [1.0, 1.0, 1.0, 1.0, 1.0, 0.0]
+
+
+def test_a_match_is_of_all_tokens_but_a_special_last_one() -> None:
+    reward, text = ExactMatch("answer", TOKENS), "the model."
+    own = TOKENS(text)["input_ids"]
+    rows = [own, [*own, 1], [*own, 5], own[:-1], [*own, 1, 1], [1], [*own[:-1], 5], [1, *own]]
+    assert rewards_of(reward, rows, answer=[text] * 8) == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    assert rewards_of(reward, [[5], [1]], answer=[text, ""]) == [0.0, 1.0], "longer than a completion may be"
+
+
+def test_lengths_count_the_token_that_ends() -> None:
+    assert rewards_of(Length(4), [[5] * 4, [5, 1], [5] * 12]) == [1.0, 0.5, -1.0]
+
+
+def test_a_reward_model_scores_tokens_as_they_are() -> None:
+    model, said = classifier(), [[7, 8, 1], [9], [5, 6, 0, 7]]
+    reward = RewardModel(model, TOKENS)
+    prompts = ["the", "a model run", "loss."]
+    alone = [
+        float(model(torch.tensor([TOKENS(p)["input_ids"] + ids])).logits[0, 0])
+        for p, ids in zip(prompts, said, strict=True)
+    ]
+    found = reward(prompts=prompts, completion_ids=said)
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(alone), rtol=1e-4, atol=1e-5)
+    chats = [[{"role": "user", "content": text}] for text in prompts]
+    wanted = [TOKENS.apply_chat_template(c, add_generation_prompt=True)["input_ids"] for c in chats]
+    assert reward.tokens(chats) == wanted
+
+
+def watched(trainer: Any, patch: pytest.MonkeyPatch) -> tuple[list[Tensor], list[float]]:
+    """TRL's own advantages, and its losses with them, of each micro-batch, in plain PyTorch."""
+    seen, lost, late = list[Tensor](), list[float](), Rollouts.late
+
+    def taken(self: Rollouts, batches: Any, first: int = -1) -> Any:
+        for batch in batches if first >= 0 else ():
+            seen.append(batch["advantages"].clone())
+            with torch.no_grad():
+                lost.append(float(value(trainer, trainer.model, batch, None)))
+        return late(self, batches, first)
+
+    patch.setattr(Rollouts, "late", taken)
+    return seen, lost
+
+
+def in_program(run: tiebreak.Run, wanted: list[Tensor], parts: int) -> list[float]:
+    """How far values of the program, those nearest to TRL's advantages, are from them, by micro-batch."""
+    opened, found = RunDirectory.open(run.directory), list[float]()
+    machine = make_interpreter(opened.program, Machine(), opened.job)
+    state, placed = machine.to_device(opened.state(0)), machine.place_data(opened.data())
+    for number in range(1, run.steps + 1):
+        kept = list[Tensor]()
+
+        def keep(_: int, tensor: Tensor, kept: list[Tensor] = kept) -> Tensor:
+            if tensor.numel() == wanted[0].numel() and tensor.dtype == torch.float32:
+                kept.append(tensor.cpu().flatten().clone())
+            return tensor
+
+        late = late_tensors(opened.program, LogFiles(opened).step_log(number), machine.arithmetic)
+        state = machine.step(number, state, {**placed, **late}, keep).state
+        for own in wanted[(number - 1) * parts : number * parts]:
+            found.append(min(float((tensor - own).abs().max()) for tensor in kept))
+    return found
+
+
+ALL: Final = (ExactMatch("answer", TOKENS), Number("number", TOKENS), Length(4))
+_WHOLE: Final = {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 8}
+CASES: Final[dict[str, dict[str, Any]]] = {
+    "by group": {"reward": [*ALL], "reward_weights": [1.0, 2.0, 0.5]},
+    "by batch": {"reward": [*ALL], "scale_rewards": "batch", **_WHOLE},
+    "not scaled, count read by the loss": {"reward": [*ALL], "scale_rewards": "none", "loss_type": "dapo"},
+    "a reward model, KL, LoRA": {
+        "reward": [RewardModel(classifier(), TOKENS), Length(3)], "beta": 0.1, "adapter": lora(), "model": llama,
+    },
+    "RLOO": {"kind": RLOOTrainer, "reward": [*ALL], "beta": 0.0},
+    "RLOO, KL, clipped": {
+        "kind": RLOOTrainer, "reward": [RewardModel(classifier(), TOKENS), Length(3)], "beta": 0.1,
+        "reward_clip_range": (-0.5, 0.5),
+    },
+    "RLOO, normalised": {"kind": RLOOTrainer, "reward": [*ALL], "normalize_advantages": True, "beta": 0.1, **_WHOLE},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", slow_except(CASES, "by group"))
+def test_advantages_and_losses_are_those_of_trl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    given: dict[str, Any] = {"data": data, "max_steps": 3, "temperature": 1.5, **CASES[case]}
+    ours = trainer(tmp_path / "run", **given)
+    with monkeypatch.context() as patch:
+        theirs, lost = watched(ours, patch)
+        tiebreak.hf.train(ours, exact_sampling=True, check="none" if case == "by group" else "full")
+    run, parts = tiebreak.open_run(tmp_path / "run" / "run"), ours.args.gradient_accumulation_steps
+    assert {*run.late} <= {"completion_ids", "completion_mask", "num_items_in_batch"}
+    assert len(theirs) == 3 * parts
+    assert any(bool(own.any()) for own in theirs)
+    assert max(in_program(run, theirs, parts)) <= 1e-6
+    summed = torch.tensor(lost).view(3, parts).sum(1)
+    scale = 1 if ours.loss_is_scaled_for_ga else 1 / parts
+    torch.testing.assert_close(torch.tensor(run.losses), summed * scale, rtol=1e-4, atol=2e-6)
+    state = RunDirectory.open(run.directory).state(3)
+    assert state[MODEL + "rollouts_sampled"] == 1.0
+    means = [float(tensor) for name, tensor in state.items() if ".mean_reward_" in name]
+    logged = [losses(ours, f"rewards/{one.__name__}/mean")[-1] for one in ours.reward_funcs]
+    torch.testing.assert_close(torch.tensor(means), torch.tensor(logged).float(), rtol=1e-5, atol=1e-6)
+    assert reward_kinds(run.directory) == {one.__name__: "in the program" for one in ours.reward_funcs}
+    assert tiebreak.hf.check_rewards(trainer(tmp_path / "run", **given)) == 3
