@@ -15,16 +15,20 @@ from tests.tiebreak.test_grpo import KEYS
 from tests.tiebreak.test_sampled_rollouts import trainer
 from tiebreak.api.certification.certificates import LATE, SignedCertificate, read_certificate
 from tiebreak.api.certification.issuance import certify
+from tiebreak.api.huggingface.rewards import ROLLOUTS
 from tiebreak.api.provenance.cards import card, card_again
 from tiebreak.api.provenance.source import FormatSource
 from tiebreak.api.training.reading import SAMPLED, late_words
 from tiebreak.cli import audit as audit_command
+from tiebreak.engine.capture.state import MODEL
 from tiebreak.engine.data import identities
 from tiebreak.engine.data.disk import write_file
+from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.commitments.dsse import Envelope
 from tiebreak.protocol.commitments.statement import sign
 from tiebreak.protocol.errors import VerificationError
+from tiebreak.protocol.program.isa import DType
 
 MINE: Final = """
 print('output of a script')
@@ -99,6 +103,19 @@ def test_reports_say_who_answers_for_late_data(run: RunDirectory, command: Comma
     assert found["rollouts"] == "sampled, checked by the program, which found others"
 
 
+def test_names_of_a_stranger_stay_names() -> None:
+    b = Builder()
+    names = f"{MODEL}{ROLLOUTS}.mean_reward_0_Length(3)", f"{MODEL}{ROLLOUTS}.mean_reward_1_a; prompts: fine"
+    rewards = {name: b.state(name, DType.F32, ()) for name in names}
+    said, other = b.late("completion_ids", DType.F32, (3,)), b.late("x, y; z: |", DType.F32, (3,))
+    late = late_words(b.finish(rewards, b.sum(b.add(said, other))))
+    assert late == {
+        "rollouts": "declared", "prompts": "data of the job", "advantages": "by the program",
+        "rewards": "by the program: Length(3), a??prompts??fine",
+        "declared": "by the trainer: completion_ids, x??y??z???",
+    }  # fmt: skip
+
+
 def test_certificates_and_cards_say_it_too(run: RunDirectory, tmp_path: Path) -> None:
     weights, output = run.path.parent / "weights", tmp_path / "certificate.json"
     signed, _ = certify(run, weights, output, KEYS[1])
@@ -111,7 +128,7 @@ def test_certificates_and_cards_say_it_too(run: RunDirectory, tmp_path: Path) ->
     assert card_again(source, text) == text
     forged = {**signed.certificate.environment, LATE: "rollouts: fine [x](http://x) | <b>"}
     other = replace(signed, certificate=replace(signed.certificate, environment=forged))
-    assert "| Late data | rollouts: fine ?x??http:??x? ? ?b? |\n" in card(replace(source, signed=other)).decode()
+    assert "| Late data | rollouts: fine ?x?(http:??x) ? ?b? |\n" in card(replace(source, signed=other)).decode()
 
 
 @pytest.mark.parametrize("change", [{}, {LATE: "rollouts: sampled"}])

@@ -23,6 +23,7 @@ from tiebreak.api.huggingface.rewards import filled
 from tiebreak.api.huggingface.rollouts import Rollouts
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.interpreters import make_interpreter
+from tiebreak.api.training.reading import late_words
 from tiebreak.engine.capture.state import MODEL
 from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.logged.log_replay import late_tensors
@@ -215,4 +216,6 @@ def test_advantages_and_losses_are_those_of_trl(tmp_path: Path, monkeypatch: pyt
     logged = [losses(ours, f"rewards/{one.__name__}/mean")[-1] for one in ours.reward_funcs]
     torch.testing.assert_close(torch.tensor(means), torch.tensor(logged).float(), rtol=1e-5, atol=1e-6)
     assert reward_kinds(run.directory) == {one.__name__: "in the program" for one in ours.reward_funcs}
+    words = late_words(RunDirectory.open(run.directory).program)
+    assert (words["advantages"], words["rewards"].count(", ")) == ("by the program", len(ours.reward_funcs) - 1)
     assert tiebreak.hf.check_rewards(trainer(tmp_path / "run", **given)) == 3
