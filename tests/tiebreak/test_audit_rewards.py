@@ -105,14 +105,14 @@ def test_reports_say_who_answers_for_late_data(run: RunDirectory, command: Comma
 
 def test_names_of_a_stranger_stay_names() -> None:
     b = Builder()
-    names = f"{MODEL}{ROLLOUTS}.mean_reward_0_Length(3)", f"{MODEL}{ROLLOUTS}.mean_reward_1_a; prompts: fine"
+    names = f"{MODEL}{ROLLOUTS}.mean_reward_0_Length(3)", f"{MODEL}{ROLLOUTS}.mean_reward_1_a;prompts:fine"
     rewards = {name: b.state(name, DType.F32, ()) for name in names}
-    said, other = b.late("completion_ids", DType.F32, (3,)), b.late("x, y; z: |", DType.F32, (3,))
+    said, other = b.late("completion_ids", DType.F32, (3,)), b.late("x,y;z:|", DType.F32, (3,))
     late = late_words(b.finish(rewards, b.sum(b.add(said, other))))
     assert late == {
         "rollouts": "declared", "prompts": "data of the job", "advantages": "by the program",
-        "rewards": "by the program: Length(3), a??prompts??fine",
-        "declared": "by the trainer: completion_ids, x??y??z???",
+        "rewards": "by the program: Length(3), a?prompts?fine",
+        "declared": "by the trainer: completion_ids, x?y?z??",
     }  # fmt: skip
 
 
