@@ -294,8 +294,8 @@ class ExactSampler:
 
     def __post_init__(self) -> None:
         self.width = max(map(len, self.prompts)) + self.length
-        none, settings = [[[]] * self.answers] * len(self.prompts), (self.temperature, self.seed, *self._left_out)
-        empty = answered(self.prompts, none, self.width, *settings)
+        settings = self.width, self.temperature, self.seed, *self._left_out
+        empty = answered(self.prompts, [[[]] * self.answers] * len(self.prompts), *settings)
         self.model.eval()
         self._bundle = captured(self.model, empty, 1)
         self._interpreter = make_interpreter(self._bundle.program, self.machine)
