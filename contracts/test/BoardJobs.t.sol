@@ -584,8 +584,8 @@ contract BoardJobsTest is BoardBase {
         r.signature = _concession(TRAINER_KEY, r.head, stranger);
         (bool success,) = _tryLoss(r);
         require(!success, "a concession");
-        JobId other = _demanding(2, FINITE_LOSSES);
-        LossReport memory theirs = _lossReport(other, 1, NAN);
+        JobId another = _demanding(2, FINITE_LOSSES);
+        LossReport memory theirs = _lossReport(another, 1, NAN);
         (r.head.runRoot, r.signature) = (theirs.head.runRoot, theirs.signature);
         (success,) = _tryLoss(r);
         require(!success, "of another job");
