@@ -17,17 +17,9 @@ from tiebreak.api.training.trackers import log_artifacts
 from transformers import Trainer
 
 __all__ = [
-    "ExactMatch",
-    "Length",
-    "Number",
-    "RewardModel",
-    "check_rewards",
-    "evaluate",
-    "install",
-    "log_artifacts",
-    "reward_kinds",
-    "train",
-]
+    "ExactMatch", "Length", "Number", "RewardModel", "check_rewards", "evaluate", "install", "log_artifacts",
+    "reward_kinds", "train",
+]  # fmt: skip
 
 
 def install() -> None:

@@ -114,7 +114,7 @@ def _agreed(
         more = partial(rollouts.computed, trainer)
         every = (interval or max(1, recording.steps // CHECKPOINTS)) / rollouts.period
         interval = min(recording.steps, ceil(every) * rollouts.period)  # at which nothing is left to be used again
-    refers = nullcontext() if rollouts and not (rollouts.refers or rollouts.rewards) else _reference(trainer)
+    refers = nullcontext() if rollouts and not (rollouts.refers or rollouts.reward_funcs) else _reference(trainer)
     attached = rollouts.attached(trainer.model, args.device) if rollouts else nullcontext()
     with ready(trainer), refers, attached, replaced(trainer, **_optimizers(trainer, recording.planned)):
         if found.smallest:
