@@ -31,7 +31,7 @@ from tiebreak.engine.capture.step_run import replaced
 from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.logged.log_replay import late_tensors
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.hf import ExactMatch, Length, Number, RewardModel, reward_kinds
+from tiebreak.hf import ExactMatch, Length, NumberMatch, RewardModel, reward_kinds
 from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.numbers.philox import shuffle
 
@@ -85,7 +85,7 @@ def test_a_number_is_the_last_run_of_digits_in_a_completion(cases: Callable[[], 
     rows = completions(400)
     wanted = [number_of(row) for row in rows]
     asked = [str(n if n is not None and place % 2 else 7) for place, n in enumerate(wanted)]
-    found = rewards_of(Number("number", TOKENS), rows, number=asked)
+    found = rewards_of(NumberMatch("number", TOKENS), rows, number=asked)
     for own, is_right, number in zip(wanted, found, asked, strict=True):
         assert is_right == float(own == int(number))
         cases()
@@ -103,7 +103,7 @@ def test_a_number_is_the_last_run_of_digits_in_a_completion(cases: Callable[[], 
 def test_numbers_are_read_to_the_letter(said: str, number: Any, reward: float) -> None:
     ids = TOKENS(said)["input_ids"]
     for row in (ids, [*ids, 1]):
-        assert rewards_of(Number("number", TOKENS), [row, [5]], number=[number, 0]) == [reward, 0.0]
+        assert rewards_of(NumberMatch("number", TOKENS), [row, [5]], number=[number, 0]) == [reward, 0.0]
 
 
 def test_spaces_within_tokens_begin_numbers(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_spaces_within_tokens_begin_numbers(tmp_path: Path) -> None:
     words = ["<pad>", "<eos>", "a", "12", "Ġ345", "000", "Ġ", "7"]
     made = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="a"))
     made.pre_tokenizer, made.decoder = pre_tokenizers.Whitespace(), decoders.ByteLevel()
-    reward = Number("number", PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>"))
+    reward = NumberMatch("number", PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>"))
     rows = [[3, 4], [4, 3], [4, 5, 1], [3, 6, 7], [99, 3], [4, 4]]
     columns = {"number": ["345", "34512", "345000", "7", "12", "345345"]}
     assert reward(prompts=["a"] * 6, completion_ids=rows, **columns) == [1.0, 1.0, 1.0, 1.0, 1.0, 0.0]
@@ -189,7 +189,7 @@ class AlwaysSame:
         return {"input_ids": [[5, 6] for _ in text]}
 
 
-ALL: Final = (ExactMatch("answer", TOKENS), Number("number", TOKENS), Length(4))
+ALL: Final = (ExactMatch("answer", TOKENS), NumberMatch("number", TOKENS), Length(4))
 _WHOLE: Final = {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 8}
 CASES: Final[dict[str, dict[str, Any]]] = {
     "by group": {"reward": [*ALL], "reward_weights": [1.0, 2.0, 0.5]},
@@ -250,7 +250,7 @@ def test_rewards_of_rollouts_that_no_step_checks_are_declared(tmp_path: Path) ->
 @pytest.mark.slow
 def test_an_interrupted_run_with_rewards_reaches_the_same_root(tmp_path: Path) -> None:
     given: dict[str, Any] = {
-        "data": data, "reward": [Number("number", TOKENS), Length(3)], "max_steps": 6, "save_strategy": "steps",
+        "data": data, "reward": [NumberMatch("number", TOKENS), Length(3)], "max_steps": 6, "save_strategy": "steps",
         "save_steps": 2,
     }  # fmt: skip
     roots = []
@@ -290,7 +290,7 @@ def beyond_the_end(late: Rows) -> None:
 def test_counts_and_masks_that_are_others_make_the_loss_nan(tmp_path: Path, lie: Callable[[Rows], None]) -> None:
     class Lying(trainer_loop._Sampling):
         def _next(self, number: int) -> float:
-            if number == 2:
+            if number == 3:
                 rows = self._rollouts.late(self._taken)
                 assert (rows["completion_mask"] == 0).any()
                 lie(rows)
@@ -298,10 +298,10 @@ def test_counts_and_masks_that_are_others_make_the_loss_nan(tmp_path: Path, lie:
             return super()._next(number)
 
     lying = trainer(tmp_path / "run", data=data, reward=Length(3), loss_type="dapo")
-    with replaced(trainer_loop, _Sampling=Lying), pytest.raises(StateError, match="step 2"):
+    with replaced(trainer_loop, _Sampling=Lying), pytest.raises(StateError, match="step 3"):
         tiebreak.hf.train(lying, exact_sampling=True, check="none")
     run = tiebreak.open_run(tmp_path / "run" / "run")
-    assert run.step < 2
+    assert run.step < 3
 
 
 def of_groups(**more: Any) -> dict[str, Any]:
@@ -322,7 +322,7 @@ REFUSED: Final[dict[str, tuple[dict[str, Any], str]]] = {
         of_groups(multi_objective_aggregation="normalize_then_sum"), "multi_objective_aggregation='sum_then_norm",
     ),
     "no column": (of_groups(reward=ExactMatch("solution", TOKENS)), "data set with a column 'solution'"),
-    "no number": (of_groups(reward=Number("answer", TOKENS)), "whole numbers of at most 18 digits in column 'answer'"),
+    "no number": (of_groups(reward=NumberMatch("answer", TOKENS)), "whole numbers of at most 18 digits in column 'answer'"),
     "other tokens": (
         of_groups(reward=RewardModel(classifier(), AlwaysSame())), "RewardModel.* with the trainer's tokenizer",
     ),

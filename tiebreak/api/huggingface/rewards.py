@@ -97,7 +97,7 @@ class ExactMatch(ComputedReward):
         return (torch.where(_said(given, self._tokenizer), said, -1) == own).all(1).float()
 
 
-class Number(ComputedReward):
+class NumberMatch(ComputedReward):
     """1 if the last number in a completion is that of a column, and else 0.
 
     Numbers are runs of tokens that are made of the digits 0 to 9 alone. A token that begins with a space begins a new
@@ -107,7 +107,7 @@ class Number(ComputedReward):
 
     def __init__(self, column: str, tokenizer: Any) -> None:
         """column: of the data set, with whole numbers, or texts of their digits. tokenizer: the trainer's."""
-        super().__init__(f"Number({column})")
+        super().__init__(f"NumberMatch({column})")
         self.column, self._tokenizer = column, tokenizer
         count = len(tokenizer)
         values = torch.zeros(count + 1, 3, dtype=torch.int64)  # of a token: value, digits, whether it begins; of others
@@ -299,8 +299,8 @@ def _deviation(rows: Tensor) -> Tensor:
 def reward_kinds(directory: str | Path) -> dict[str, str]:
     """Each reward of a run by name, and whether it is "in the program" or "declared"; none of a run without rollouts.
 
-    The names are those that whoever made the program gave. Of rewards that are declared, advantages are all that a run
-    has.
+    directory: the run's. Names are those that whoever made the program gave. Of rewards that are declared, advantages
+    are all that a run has.
     """
     program = RunDirectory.open(Path(directory)).program
     if ADVANTAGES in program.late_spec():
