@@ -322,7 +322,7 @@ REFUSED: Final[dict[str, tuple[dict[str, Any], str]]] = {
         of_groups(multi_objective_aggregation="normalize_then_sum"), "multi_objective_aggregation='sum_then_norm",
     ),
     "no column": (of_groups(reward=ExactMatch("solution", TOKENS)), "data set with a column 'solution'"),
-    "no number": (of_groups(reward=NumberMatch("answer", TOKENS)), "whole numbers of at most 18 digits in column 'answer'"),
+    "no number": (of_groups(reward=NumberMatch("answer", TOKENS)), "whole numbers of at most 18 digits in column"),
     "other tokens": (
         of_groups(reward=RewardModel(classifier(), AlwaysSame())), "RewardModel.* with the trainer's tokenizer",
     ),
