@@ -272,16 +272,49 @@ def test_rewards_are_computed_again_and_others_are_named(
     weights = {name: tensor.clone() for name, tensor in again.model.state_dict().items()}
     assert tiebreak.hf.check_rewards(again) == STEPS
     assert all(tensor.equal(weights[name]) for name, tensor in again.model.state_dict().items())
+    elsewhere = trainer(tmp_path / "elsewhere", reward=of_text)
     with pytest.raises(VerificationError, match=r"step 1, advantages of row \d in micro-batch \d: expected .*, got "):
-        tiebreak.hf.check_rewards(trainer(honest.directory.parent, reward=of_text))
+        tiebreak.hf.check_rewards(elsewhere, honest.directory)
     with monkeypatch.context() as patch:  # a count of tokens, which has no rows
         own, none = CommittedLogs.step_log, {"num_items_in_batch": bytes(16)}
         patch.setattr(CommittedLogs, "step_log", lambda *a: replace(log := own(*a), late={**log.late, **none}))
         with pytest.raises(VerificationError, match=r"step 1, num_items_in_batch in micro-batch 1: expected .*, got 0"):
             tiebreak.hf.check_rewards(again)
     others = trainer(honest.directory.parent, data=lambda: prompts().select(range(23, -1, -1)))
-    with pytest.raises((VerificationError, ConfigurationError), match=r"step 1, prompt_ids|at most \d+ columns"):
+    with pytest.raises(
+        (VerificationError, ConfigurationError), match=r"step 1, prompt_ids in micro-batch 1|with prompt_ids of"
+    ):
         tiebreak.hf.check_rewards(others)
-    tiebreak.hf.train(plain := trainer(tmp_path / "plain"), check="none")
-    with pytest.raises(ConfigurationError, match="expected a run with exact_sampling"):
-        tiebreak.hf.check_rewards(plain)
+    with pytest.raises(ConfigurationError, match=r"a trainer with completion_ids of \[2, 4, 6\], got \[2, 4, 5\]"):
+        tiebreak.hf.check_rewards(trainer(honest.directory.parent, max_completion_length=5))
+
+
+BUFFERED: dict[str, tuple[dict[str, Any], int]] = {
+    "two iterations": ({"num_iterations": 2, "steps_per_generation": 2, "beta": 0.1}, 6),
+    "a step of several generations": ({"gradient_accumulation_steps": 4, "steps_per_generation": 2}, 6),
+    "the last rollouts are not all used": ({"steps_per_generation": 4, "gradient_accumulation_steps": 1}, 4),
+    "RLOO, KL in the reward": ({"kind": RLOOTrainer, "beta": 0.1, "steps_per_generation": 4}, 6),
+    "RLOO, LoRA, truncated ones masked": (
+        {"kind": RLOOTrainer, "adapter": lora(), "beta": 0.1, "model": llama, "mask_truncated_completions": True}, 6,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", BUFFERED)
+def test_rewards_of_buffered_rollouts_are_computed_again(tmp_path: Path, case: str) -> None:
+    more, checked = BUFFERED[case]
+    tiebreak.hf.train(trainer(tmp_path / "run", max_steps=6, **more), check="none")
+    assert tiebreak.hf.check_rewards(trainer(tmp_path / "run", max_steps=6, **more)) == checked
+    liar = trainer(tmp_path / "run", max_steps=6, reward=of_text, **more)
+    with pytest.raises(VerificationError, match=r"step 1, advantages of row \d in micro-batch \d"):
+        tiebreak.hf.check_rewards(liar)
+
+
+@pytest.mark.slow
+def test_declared_rewards_with_kl_of_the_weights_of_the_moment_are_refused(tmp_path: Path) -> None:
+    """Of RLOO with exact sampling, whose program computes these log-probabilities."""
+    more = {"kind": RLOOTrainer, "beta": 0.1, "max_steps": 2}
+    trained(tmp_path / "run", **more)
+    with pytest.raises(ConfigurationError, match=r"expected rewards without KL \(beta=0\), got some that only"):
+        tiebreak.hf.check_rewards(trainer(tmp_path / "run", **more))

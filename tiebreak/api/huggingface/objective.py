@@ -48,7 +48,7 @@ def objective(
     """
 
     def loss(model: Any, **rows: Tensor) -> Tensor:
-        given: dict[str, Any] = {name: rows[name][0].to(dtype) for name, dtype in columns.dtypes.items()}
+        given: dict[str, Any] = {name: row[0].to(columns.dtypes[name]) for name, row in rows.items()}
         items, weight = None if more else given.pop(ITEMS, None), given.pop(WEIGHT, None)
         given |= more(model, given) if more else {}
         found: Tensor = value(trainer, model, given | columns.constants, items)

@@ -209,11 +209,11 @@ class _Sampling(_Driven):
         return loss
 
     def _next(self, number: int) -> float:
-        made = self._rollouts.late(self._taken)
+        made = self._rollouts.late(self._taken, (number - 1) * len(self._taken))
         self.late, self._taken = {name: made[name] for name in self.run.late}, []
         loss = super()._next(number)
         if number == self.first + 1 and hasattr(self.trainer.model, SAMPLED):
-            weight = float(self._rollouts.columns.data[WEIGHT])
+            weight = float(self._rollouts.columns.data[WEIGHT][0])
             check_loss(self.trainer, loss, weight * float(torch.stack(self.plain).mean()))
         return loss
 
@@ -223,10 +223,8 @@ class _Sampling(_Driven):
         held, a = self.trainer, self.trainer.args.gradient_accumulation_steps
         if held._step % (held.args.steps_per_generation * held.num_iterations) < held.args.steps_per_generation:
             late = self._logs.step_log(held.state.global_step + 1).late  # as TRL counts what it samples
-            masks = [
-                torch.frombuffer(bytearray(late[f"{n}_mask"]), dtype=torch.int64) for n in ("prompt", "completion")
-            ]
-            held.state.num_input_tokens_seen += sum(int(mask.view(a, -1)[self._done].sum()) for mask in masks)
+            said = torch.frombuffer(bytearray(late["completion_mask"]), dtype=torch.int64).view(a, -1)[self._done]
+            held.state.num_input_tokens_seen += int(said.sum() + self._rollouts.known["prompt_mask"][held._step].sum())
         return None
 
     def _prepared(self, inputs: Any) -> Any:
