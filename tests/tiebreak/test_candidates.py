@@ -1,6 +1,5 @@
 """Top-k and top-p as docs/generation.md defines them: the program against the definition in integers."""
 
-from itertools import product
 from math import inf
 
 import pytest
@@ -54,7 +53,6 @@ def drawn(logits: list[int], noise: list[int], temperature: float, top_k: int, t
 
 def in_program(logits: Tensor, temperature: float, top_k: int, top_p: float) -> tuple[list[list[int]], list[int]]:
     """The candidates of each row, and the tokens, as a program computes them."""
-
     plain = generation.candidates
 
     class Table(nn.Module):
@@ -90,24 +88,33 @@ def rows(width: int) -> Tensor:
     halves = -(place + 1).clamp(max=width - 1) * 0.6931472  # probabilities of 1/2, 1/4, ..., whose sums are exact
     return torch.stack([
         torch.zeros(width), place % 2, place // 3, -(place // 3), torch.randn(width).round(), torch.randn(width) * 9,
-        tiny.repeat(width)[:width], halves, halves.flip(0), torch.where(place % 3 == 0, -inf, place), place * 5e36 - 9e37,
-        torch.where(place == 2, 2e38, -2e38), 1 + place * 2.0**-23, 8 - place * 2.0**-21, torch.full((width,), -5.0),
-        torch.where(place < width - 1, -inf, 0.0), torch.randn(width) * 1e-3,
+        tiny.repeat(width)[:width], halves, halves.flip(0), torch.where(place % 3 == 0, -inf, place),
+        place * 5e36 - 9e37, torch.where(place == 2, 2e38, -2e38), 1 + place * 2.0**-23, 8 - place * 2.0**-21,
+        torch.full((width,), -5.0), torch.where(place < width - 1, -inf, 0.0), torch.randn(width) * 1e-3,
     ])  # fmt: skip
 
 
-CHOICES = [(1, 1.0), (3, 1.0), (40, 1.0), (0, 0.75), (0, 1e-30), (0, 0.95), (4, 0.5), (5, 1 - 2.0**-24), (2, 0.4999)]
+FEW = [(3, 1.0, 1.0), (4, 0.5, 0.7)]
+MANY = [
+    (1, 1.0, 0.7), (3, 1.0, 1.0), (40, 1.0, 1.0), (0, 0.75, 1.0), (0, 1e-30, 1.0), (0, 0.95, 0.7), (4, 0.5, 2.0),
+    (5, 1 - 2.0**-24, 1.0), (2, 0.4999, 1.0),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("width", [5, 37])
-def test_the_program_draws_among_the_candidates_of_the_definition(width: int, cases: CaseCounter) -> None:
+@pytest.mark.parametrize(
+    ("width", "choices"),
+    [(5, FEW), pytest.param(5, MANY, marks=pytest.mark.slow), pytest.param(37, MANY, marks=pytest.mark.slow)],
+)
+def test_the_program_draws_among_the_candidates_of_the_definition(
+    width: int, choices: list[tuple[int, float, float]], cases: CaseCounter
+) -> None:
     logits = rows(width)
     patterns = [[bits(one) for one in row] for row in logits.tolist()]
     numbers = [random_bits(SEED, 0, 0, n) for n in range(logits.numel())]
     negative = [float32.negate(transcendental.log(u)) for u in numbers]
     flat = [float32.negate(transcendental.log(one)) for one in negative]
     noise = [flat[n : n + width] for n in range(0, len(flat), width)]
-    for (top_k, top_p), temperature in product(CHOICES, (1.0, 0.7) if width < 9 else (1.0,)):
+    for top_k, top_p, temperature in choices:
         found, tokens = in_program(logits, temperature, top_k, top_p)
         for row, own in enumerate(patterns):
             scaled = [float32.divide(logit, bits(temperature)) for logit in own]
@@ -118,7 +125,7 @@ def test_the_program_draws_among_the_candidates_of_the_definition(width: int, ca
 
 def test_without_noise_the_first_of_the_greatest_is_drawn() -> None:
     logits = rows(7)
-    for top_k, top_p in CHOICES[:4]:
+    for top_k, top_p, _ in MANY:
         assert generation.sampled(logits, 0.0, top_k, top_p).tolist() == logits.argmax(-1).tolist()
 
 
@@ -136,7 +143,7 @@ def test_transformers_keeps_the_same_candidates_where_none_are_equal() -> None:
 
 
 def test_a_single_candidate_is_drawn_whatever_its_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "rand", lambda shape: torch.zeros(shape))  # noise of -inf
+    monkeypatch.setattr(torch, "rand", torch.zeros)  # noise of -inf
     logits = torch.tensor([[0.0, 1.0, 5.0, 2.0]])
     assert generation.sampled(logits, 1.0, 1, 1.0).tolist() == [2]
     assert generation.sampled(logits, 1.0, 2, 1.0).tolist() == [2]

@@ -81,7 +81,7 @@ def candidates(scaled: Tensor, top_k: int, top_p: float) -> Tensor:
 
 
 def _before(x: Tensor, weights: Tensor, limit: float) -> Tensor:
-    """Whether the elements in front of each one of a row weigh less than a limit; the greater is in front, or the first.
+    """Whether the elements before each one of a row weigh less than a limit, in the order greater first, then index.
 
     Bisection finds the last such element: the bits of its number, and its place among equal ones. Sums that are rounded
     correctly never fall when terms are added that are not negative, so there is one such element.
@@ -120,6 +120,7 @@ def answered(
     at temperature 1; then the sampled token at each position but the first, answer by answer.
     """
     count = len(answers[0])
+    settings = temperature, top_k, top_p
     ids = torch.zeros(len(prompts), count, width, dtype=torch.int64)
     asked = torch.zeros_like(ids)
     for n, (prompt, own) in enumerate(zip(prompts, answers, strict=True)):
@@ -129,7 +130,7 @@ def answered(
     names = [f"{what}_{s}" for what in ("sampled", "loglikelihood") for s in range(count)]
     places = [f"token_{s}_{at}" for s in range(count) for at in range(1, width)]
     return ScoredExamples(
-        data={"input_ids": ids, "asked": asked}, score=partial(_score, (temperature, top_k, top_p)), columns=(*names, *places),
+        data={"input_ids": ids, "asked": asked}, score=partial(_score, settings), columns=(*names, *places),
         metrics=("sampled",), metric=lambda scores: scores[:, :count].mean()[None], batch=1, seed=seed,
         lines=[f"{len(prompts):,} prompts with {count:,} answers each, filled to {width:,} tokens"],
     )  # fmt: skip
@@ -293,8 +294,8 @@ class ExactSampler:
 
     def __post_init__(self) -> None:
         self.width = max(map(len, self.prompts)) + self.length
-        none, settings = [[[]] * self.answers] * len(self.prompts), (self.temperature, self.seed, *self._left_out)
-        empty = answered(self.prompts, none, self.width, *settings)
+        settings = self.width, self.temperature, self.seed, *self._left_out
+        empty = answered(self.prompts, [[[]] * self.answers] * len(self.prompts), *settings)
         self.model.eval()
         self._bundle = captured(self.model, empty, 1)
         self._interpreter = make_interpreter(self._bundle.program, self.machine)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from math import ceil
 from pathlib import Path
@@ -44,8 +45,9 @@ def train(
     machine: how this process computes [default: on the trainer's device].
     client, key, terms: the parties' keys and the terms of a job that can be disputed, as client, trainer and terms of
     `tiebreak.agree`. check: see `tiebreak.capture`.
-    exact_sampling: the rollouts of GRPOTrainer and RLOOTrainer are those that the weights and the seed demand, and the
-    step's program checks each token of them.
+    exact_sampling: the rollouts of GRPOTrainer and RLOOTrainer are those that the weights and the seed demand. The
+    step's program checks each token of them, its loss is NaN from the first other one on, and the terms of the job
+    demand finite losses.
 
     Raises `ConfigurationError`, with every reason, if the trainer asks for what a run could not follow.
     """
@@ -55,6 +57,7 @@ def train(
     if trial is not None:
         raise ConfigurationError("expected no trial of a search, got one: make a trainer and a folder for each trial")
     machine = machine or Machine(device=str(trainer.args.device))
+    terms = replace(terms or Terms(), finite_losses=True) if exact_sampling else terms
     with sampled_rollouts.marked(trainer) if exact_sampling else nullcontext() as judge:
         with _noting_reads(trainer.args) as read:
             recording = record(trainer)
@@ -114,7 +117,7 @@ def _agreed(
         more = partial(rollouts.computed, trainer)
         every = (interval or max(1, recording.steps // CHECKPOINTS)) / rollouts.period
         interval = min(recording.steps, ceil(every) * rollouts.period)  # at which nothing is left to be used again
-    refers = nullcontext() if rollouts and not (rollouts.refers or rollouts.rewards) else _reference(trainer)
+    refers = nullcontext() if rollouts and not (rollouts.refers or rollouts.reward_funcs) else _reference(trainer)
     attached = rollouts.attached(trainer.model, args.device) if rollouts else nullcontext()
     with ready(trainer), refers, attached, replaced(trainer, **_optimizers(trainer, recording.planned)):
         if found.smallest:

@@ -147,8 +147,8 @@ def check_loss(trainer: Any, computed: float, plain: float) -> None:
     """
     if not abs(computed - plain) <= 10 * _close(trainer) * (1 + abs(plain)):
         raise ConfigurationError(
-            f"expected the loss of plain PyTorch for the first rollouts, {plain:.6g}, got {computed:.6g}: the program is "
-            "not the model. Please report this with the model"
+            f"expected the loss of plain PyTorch for the first rollouts, {plain:.6g}, got {computed:.6g}: the program "
+            "is not the model. Please report this with the model"
         )
 
 

@@ -34,25 +34,21 @@ class ComputedReward(ABC):
 
     column: str | None = None
     """The column of the data set that it reads."""
-    module: nn.Module | None = None
-    """Frozen tensors that it reads; they become state of the program."""
 
-    def __init__(self, name: str) -> None:
-        """name: under which TRL logs it."""
-        self.__name__ = name
+    def __init__(self, name: str, module: nn.Module | None = None) -> None:
+        """name: under which TRL logs it. module: frozen tensors that it reads, which become state of the program."""
+        self.__name__, self.module = name, module or nn.Module()
 
     def __call__(self, *, prompts: Sequence[Any], completion_ids: Sequence[Sequence[int]], **rest: Any) -> list[float]:
         """The rewards of completions, as TRL asks for them, with the data set's columns by name."""
         tokens, width = self.tokens(prompts), max(map(len, completion_ids))
         given = {
-            "prompt_ids": filled(tokens, max(map(len, tokens)), left=True),
-            "prompt_mask": filled([[1] * len(row) for row in tokens], max(map(len, tokens)), left=True),
-            "completion_ids": filled(completion_ids, width),
-            "completion_mask": filled([[1] * len(row) for row in completion_ids], width),
+            f"{name}_{kind}": filled([[1] * len(row) for row in rows] if kind == "mask" else rows, left=left)
+            for name, rows, left in (("prompt", tokens, True), ("completion", completion_ids, False))
+            for kind in ("ids", "mask")
         }
         own = self.read(values_of(rest, self.column), width) if self.column else torch.zeros(0)
-        held = () if self.module is None else [*self.module.parameters(), *self.module.buffers()]
-        device = next((tensor.device for tensor in held), own.device)
+        device = next((t.device for t in self.module.state_dict(keep_vars=True).values()), own.device)
         with torch.no_grad():
             scores = self.scores({name: tensor.to(device) for name, tensor in given.items()}, own.to(device))
         return list(scores.tolist())
@@ -77,8 +73,9 @@ def values_of(columns: Mapping[str, Any], name: str) -> Any:
     return columns[name]
 
 
-def filled(rows: Sequence[Sequence[int]], width: int, padding: int = 0, *, left: bool = False) -> Tensor:
-    """Rows of tokens as one array, i64."""
+def filled(rows: Sequence[Sequence[int]], width: int = 0, padding: int = 0, *, left: bool = False) -> Tensor:
+    """Rows of tokens as one array, i64. width: [default: that of the longest]."""
+    width = width or max(map(len, rows))
     gaps = [[padding] * (width - len(row)) for row in rows]
     return torch.tensor([[*gap, *row] if left else [*row, *gap] for gap, row in zip(gaps, rows, strict=True)]).long()
 
@@ -100,7 +97,7 @@ class ExactMatch(ComputedReward):
         return (torch.where(_said(given, self._tokenizer), said, -1) == own).all(1).float()
 
 
-class Number(ComputedReward):
+class NumberMatch(ComputedReward):
     """1 if the last number in a completion is that of a column, and else 0.
 
     Numbers are runs of tokens that are made of the digits 0 to 9 alone. A token that begins with a space begins a new
@@ -110,8 +107,8 @@ class Number(ComputedReward):
 
     def __init__(self, column: str, tokenizer: Any) -> None:
         """column: of the data set, with whole numbers, or texts of their digits. tokenizer: the trainer's."""
-        super().__init__(f"Number({column})")
-        self.column, self._tokenizer, self.module = column, tokenizer, nn.Module()
+        super().__init__(f"NumberMatch({column})")
+        self.column, self._tokenizer = column, tokenizer
         count = len(tokenizer)
         values = torch.zeros(count + 1, 3, dtype=torch.int64)  # of a token: value, digits, whether it begins; of others
         some = [n for n, text in enumerate(tokenizer.convert_ids_to_tokens([*range(count)])) if _has_digit(text)]
@@ -122,9 +119,9 @@ class Number(ComputedReward):
                 digits = len(found[2])
                 value = int(found[2]) if digits <= _MOST_DIGITS else 0
                 values[token] = torch.tensor([value, digits, len(found[1])])
-        self.module.register_buffer("digits", values, persistent=False)
+        self.module.register_buffer("digits", values)
         powers = torch.tensor([10**n for n in range(_MOST_DIGITS + 1)])
-        self.module.register_buffer("powers", powers, persistent=False)
+        self.module.register_buffer("powers", powers)
 
     def read(self, values: Sequence[Any], width: int) -> Tensor:  # noqa: ARG002
         if wrong := [one for one in values if not re.fullmatch(rf"[0-9]{{1,{_MOST_DIGITS}}}", str(one))]:
@@ -174,8 +171,7 @@ class RewardModel(ComputedReward):
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         """model: an `AutoModelForSequenceClassification`, which is frozen. tokenizer: its own and the trainer's."""
-        super().__init__(f"RewardModel({type(model).__name__})")
-        self.module = model.eval().requires_grad_(False)
+        super().__init__(f"RewardModel({type(model).__name__})", model.eval().requires_grad_(False))
         self._tokenizer, self._padding = tokenizer, model.config.get_text_config().pad_token_id
         if self._padding is None:
             raise ConfigurationError("expected a reward model whose config has a pad_token_id, got none")
@@ -217,20 +213,19 @@ def computed_rewards(trainer: Any) -> tuple[ComputedReward, ...]:
     own = type(trainer)._calculate_rewards, type(trainer)._generate_and_score_completions
     if len(found) < len(trainer.reward_funcs) or not all(one.__module__.startswith("trl.") for one in own):
         return ()
-    args, wrong = trainer.args, list[str]()
-    if args.per_device_train_batch_size % trainer.num_generations:
-        wrong.append(f"per_device_train_batch_size a multiple of num_generations, {trainer.num_generations}")
-    if getattr(trainer, "multi_objective_aggregation", "sum_then_normalize") != "sum_then_normalize":
-        wrong.append("multi_objective_aggregation='sum_then_normalize'")
     by_batch = getattr(trainer, "scale_rewards", "") == "batch" or getattr(trainer, "normalize_advantages", False)
-    if by_batch and args.gradient_accumulation_steps > 1:
-        wrong.append(
-            "gradient_accumulation_steps=1 where rewards are scaled by the batch (scale_rewards='batch', "
-            "normalize_advantages)"
-        )
-    if wrong:
+    by_sum = getattr(trainer, "multi_objective_aggregation", "sum_then_normalize") == "sum_then_normalize"
+    args, group = trainer.args, trainer.num_generations
+    wanted = {
+        f"a per_device_train_batch_size of whole groups of {group}": args.per_device_train_batch_size % group == 0,
+        "multi_objective_aggregation='sum_then_normalize'": by_sum,
+        "gradient_accumulation_steps=1 with scale_rewards='batch' or normalize_advantages=True": (
+            args.gradient_accumulation_steps == 1 or not by_batch
+        ),
+    }
+    if wrong := [what for what, holds in wanted.items() if not holds]:
         raise ConfigurationError(
-            f"expected {' and '.join(wrong)}, so that a micro-batch has what its advantages follow from, got others"
+            f"expected {' and '.join(wrong)}, so that a micro-batch has all that its advantages follow from, got others"
         )
     return found
 
@@ -241,18 +236,17 @@ class RolloutState(nn.Module):
     tokens: Tensor
     """The tokens that the step is said to have, and those of its micro-batches so far, i64 (2,)."""
 
-    def __init__(self, rewards: Sequence[ComputedReward], parts: int, *, counts: bool) -> None:
-        """parts: the micro-batches of a step. counts: whether the loss reads the number of a step's tokens."""
+    def __init__(self, rewards: Sequence[ComputedReward], parts: int) -> None:
+        """parts: the micro-batches of a step."""
         super().__init__()
         self.parts = parts
         self._means = [f"{_MEAN}{n}_{one.__name__.replace('.', '_')}" for n, one in enumerate(rewards)]
         for name in self._means:
             self.register_buffer(name, torch.zeros(()), persistent=False)
-        if counts and parts > 1:
+        if parts > 1:
             self.register_buffer("tokens", torch.zeros(2, dtype=torch.int64), persistent=False)
         for n, reward in enumerate(rewards):
-            if reward.module is not None:
-                self.add_module(f"reward_{n}", reward.module)
+            self.add_module(f"reward_{n}", reward.module)
 
     def counted(self, given: Mapping[str, Tensor]) -> Tensor:
         """The number of tokens in the step's completions; NaN if the trainer says another."""
@@ -305,8 +299,8 @@ def _deviation(rows: Tensor) -> Tensor:
 def reward_kinds(directory: str | Path) -> dict[str, str]:
     """Each reward of a run by name, and whether it is "in the program" or "declared"; none of a run without rollouts.
 
-    The names are those that whoever made the program gave. Of rewards that are declared, advantages are all that a run
-    has.
+    directory: the run's. Names are those that whoever made the program gave. Of rewards that are declared, advantages
+    are all that a run has.
     """
     program = RunDirectory.open(Path(directory)).program
     if ADVANTAGES in program.late_spec():

@@ -20,19 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import set_seed
 
+from tiebreak.api.huggingface import rewards
 from tiebreak.api.huggingface.recording import WEIGHT, RecordedColumns, Recording
-from tiebreak.api.huggingface.rewards import (
-    ADVANTAGES,
-    COUNT,
-    NUMBER,
-    ROLLOUTS,
-    ComputedReward,
-    RolloutState,
-    advantages,
-    computed_rewards,
-    filled,
-    values_of,
-)
 from tiebreak.engine.capture.step_run import replaced, same_draws
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.philox import shuffle
@@ -85,9 +74,9 @@ class Rollouts:
     """The example as a step reads it, and the factor of the loss."""
     known: dict[str, Tensor]
     """What is known of the job's micro-batches before training, in their order: prompts, and what rewards read."""
-    rewards: tuple[ComputedReward, ...]
+    reward_funcs: tuple[rewards.ComputedReward, ...]
     """The rewards that steps compute."""
-    state: RolloutState | None
+    state: rewards.RolloutState | None
     """What steps have of rollouts in their state, if they check them; a part of the model while that is captured."""
     widths: dict[str, int]
     """The length of what is padded, by name."""
@@ -124,16 +113,16 @@ class Rollouts:
             for n in names if made[0][n].ndim > 1 and (n.startswith("prompt_") or made[0][n].shape[1] == long)
         }  # fmt: skip
         padding, dtypes = trainer._tokenizer.pad_token_id, {n: made[0][n].dtype for n in names}
-        rewards = computed_rewards(trainer) if exact else ()
-        for one in rewards:
+        scored = rewards.computed_rewards(trainer) if exact else ()
+        for one in scored:
             if any(own := one.tokens([*prompts.values()])) and own != [*tokens.values()]:
                 raise ConfigurationError(f"expected {one.__name__} with the trainer's tokenizer, got other tokens")
         known: dict[str, Callable[[Any], Tensor]] = {
-            "prompt_ids": lambda rows: filled([tokens[repr(r["prompt"])] for r in rows], prompt, padding, left=True),
-            "prompt_mask": lambda rows: filled([[1] * len(tokens[repr(r["prompt"])]) for r in rows], prompt, left=True),
+            f"prompt_{kind}": partial(_prompts, tokens, prompt, filling)
+            for kind, filling in (("ids", padding), ("mask", None))
         }
         known |= {
-            f"{_REWARD}{n}": partial(_read, reward, completion) for n, reward in enumerate(rewards) if reward.column
+            f"{_REWARD}{n}": partial(_read, reward, completion) for n, reward in enumerate(scored) if reward.column
         }
         columns = RecordedColumns(
             data={}, dtypes=dtypes | {WEIGHT: torch.float32}, constants={}, factor=1.0,
@@ -143,10 +132,10 @@ class Rollouts:
             example=Recording(inputs=made, items=[None] * a, counts=[a] * a), columns=columns, widths=widths,
             padding=padding, period=lcm(every, a) // a,
             known={name: _in_order(trainer, inputs, of_rows, shuffled=not exact) for name, of_rows in known.items()},
-            rewards=rewards, state=RolloutState(rewards, a, counts=COUNT in names) if exact else None,
+            reward_funcs=scored, state=rewards.RolloutState(scored, a) if exact else None,
         )  # fmt: skip
         if exact:
-            found.known[NUMBER] = torch.arange(len(inputs), dtype=torch.int32) % a
+            found.known[rewards.NUMBER] = torch.arange(len(inputs), dtype=torch.int32) % a
         columns.dtypes.update(dict.fromkeys(found.known, torch.int64))
         columns.data.update({name: tensor[:a] for name, tensor in found.known.items()} | found.late(made))
         columns.data[WEIGHT] = torch.full([len(inputs)], float(a if trainer.loss_is_scaled_for_ga else 1))
@@ -169,7 +158,8 @@ class Rollouts:
         """The columns that a step computes although TRL gives them to its loss."""
         if self.state is None:
             return set()
-        return {_OLD} | ({COUNT} if self.state.parts == 1 else set()) | ({ADVANTAGES} if self.rewards else set())
+        counted = {rewards.COUNT} if self.state.parts == 1 else set()
+        return counted | {_OLD} | ({rewards.ADVANTAGES} if self.reward_funcs else set())
 
     @contextmanager
     def attached(self, model: Any, device: torch.device) -> Iterator[None]:
@@ -177,11 +167,11 @@ class Rollouts:
         if self.state is None:
             yield
             return
-        model.add_module(ROLLOUTS, self.state.cpu())
+        model.add_module(rewards.ROLLOUTS, self.state.cpu())
         try:
             yield
         finally:
-            del model._modules[ROLLOUTS]
+            del model._modules[rewards.ROLLOUTS]
             self.state.to(device)
 
     def referred(self, trainer: Any, model: Any, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -204,17 +194,17 @@ class Rollouts:
         found, example, penalty = self.referred(trainer, model, given), self.example.inputs[0], None
         if self.state is None:
             return found
-        if COUNT in example:
-            found[COUNT] = self.state.counted(given)
+        if rewards.COUNT in example:
+            found[rewards.COUNT] = self.state.counted(given)
         if _OLD in example:  # of RLOO, whose rewards have the KL term
             said, mask = _log_probabilities(trainer, model, given), given["completion_mask"]
             found[_OLD] = (said * mask).sum(1)
-            if trainer.beta and self.rewards:
+            if trainer.beta and self.reward_funcs:
                 penalty = trainer.beta * ((said - self._reference(trainer, model, given)) * mask).sum(1)
-        if self.rewards:
-            own = [given.get(f"{_REWARD}{n}", torch.zeros(0)) for n in range(len(self.rewards))]
-            scores = torch.stack([one.scores(given, read) for one, read in zip(self.rewards, own, strict=True)], 1)
-            found[ADVANTAGES] = advantages(trainer, scores, penalty)
+        if self.reward_funcs:
+            own = [given.get(f"{_REWARD}{n}", torch.zeros(0)) for n in range(len(self.reward_funcs))]
+            scores = torch.stack([one.scores(given, read) for one, read in zip(self.reward_funcs, own, strict=True)], 1)
+            found[rewards.ADVANTAGES] = rewards.advantages(trainer, scores, penalty)
             self.state.note(given, scores)
         return found
 
@@ -255,8 +245,17 @@ def _log_probabilities(trainer: Any, model: Any, given: Mapping[str, Tensor]) ->
     return found
 
 
-def _read(reward: ComputedReward, width: int, rows: Sequence[Mapping[str, Any]]) -> Tensor:
-    return reward.read([values_of(row, str(reward.column)) for row in rows], width)
+def _prompts(
+    tokens: Mapping[str, list[int]], width: int, padding: int | None, rows: Sequence[Mapping[str, Any]]
+) -> Tensor:  # fmt: skip
+    own = [tokens[repr(row["prompt"])] for row in rows]
+    if padding is None:  # a mask
+        return rewards.filled([[1] * len(one) for one in own], width, left=True)
+    return rewards.filled(own, width, padding, left=True)
+
+
+def _read(reward: rewards.ComputedReward, width: int, rows: Sequence[Mapping[str, Any]]) -> Tensor:
+    return reward.read([rewards.values_of(row, str(reward.column)) for row in rows], width)
 
 
 def _in_order(
@@ -290,7 +289,7 @@ def _example(trainer: Any, batch: Any, count: int) -> list[dict[str, Any]]:
         drawn[torch.arange(len(input_ids)), ends] = trainer._tokenizer.eos_token_id
         return torch.cat([input_ids, drawn], 1)[:, : input_ids.shape[1] + trainer.max_completion_length]
 
-    def rewards(inputs: Any, *_: Any) -> Tensor:
+    def score(inputs: Any, *_: Any) -> Tensor:
         return torch.rand(len(inputs), len(trainer.reward_funcs), device=trainer.args.device)
 
     reports = {n: copy.deepcopy(vars(trainer)[n]) for n in ("_metrics", "_logs") if n in vars(trainer)}
@@ -299,7 +298,7 @@ def _example(trainer: Any, batch: Any, count: int) -> list[dict[str, Any]]:
     with (
         seeded(trainer),
         replaced(
-            trainer, _calculate_rewards=rewards, state=copy.copy(trainer.state), _step=0, _buffered_inputs=None,
+            trainer, _calculate_rewards=score, state=copy.copy(trainer.state), _step=0, _buffered_inputs=None,
             **reports,
         ),
         replaced(trainer.model, generate=generate),
