@@ -30,7 +30,7 @@ from tests.protocol.town import (
     root,
 )  # fmt: skip
 from tiebreak.protocol.commitments.eip712 import Address
-from tiebreak.protocol.commitments.job import FINITE_LOSSES, Concession, Head, SignedHead, game_id
+from tiebreak.protocol.commitments.job import FINITE_LOSSES, Concession, Head, Job, SignedHead, game_id
 from tiebreak.protocol.commitments.records import StepRecord, run_tree
 from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.game import rules
@@ -609,6 +609,25 @@ def test_a_trainer_whose_next_segment_cannot_be_tries_it_once_and_parts() -> Non
     ]
     assert e.Start(work=work) not in (*actions, *trainer.observe(e.Tick(at=START + 1)))
     assert calls(trainer.observe(e.Tick(at=job.window_end + 1))) == [tx.Part(job_id=job.id)]
+
+
+@pytest.mark.parametrize("tolerances", [0, FINITE_LOSSES])
+def test_a_trainer_parts_from_a_program_whose_first_segment_cannot_be(tolerances: int) -> None:
+    """Only while it could post a head: after that the client may abandon the job, as any that has none."""
+    board, offered = demanding_board(), replace(DEMANDING, tolerances=tolerances)
+    board.jobs = {offered.id: replace_job(board, offered)}
+    trainer, work = KnowingTrainer(**known(board, TRAINER)), e.Train(job_id=offered.id, count=1)
+    assert e.Start(work=work) in trainer.observe(e.Started(at=START))
+    actions = trainer.observe(e.Done(at=START, work=work, problem="step 1: the loss is no longer finite"))
+    (job,) = board.jobs.values()
+    assert calls(actions) == ([tx.Part(job_id=offered.id)] if tolerances else [])
+    assert [one.deadline for one in actions if isinstance(one, e.Transact)] == ([job.due] if tolerances else [])
+
+
+def replace_job(board: Board, offered: Job) -> PublicJob:
+    """The board's one job with other terms, and without a head."""
+    (job,) = board.jobs.values()
+    return PublicJob(job=offered, status=job.status, last_progress=START, accepted=START)
 
 
 def test_heads_not_signed_by_the_trainer_are_ignored() -> None:
