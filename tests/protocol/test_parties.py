@@ -557,7 +557,7 @@ def demanding_board() -> Board:
 def test_whoever_sees_a_forbidden_loss_reports_it_instead_of_playing(name: str) -> None:
     kind, key = KINDS[name]
     found, board, journal = forbidden(), demanding_board(), list[e.AppendRecord]()
-    work: e.Work = e.Replay(job_id=DEMANDING.id, head=found.head, attempt=0)
+    work: Any = e.Replay(job_id=DEMANDING.id, head=found.head, attempt=0)
     if name == "client":
         work = e.CheckLogs(job_id=DEMANDING.id, head=found.head, attempt=0)
     party = kind(**known(board, key))
@@ -591,7 +591,7 @@ def test_a_refused_report_of_a_loss_does_not_keep_an_auditor_from_playing() -> N
     auditor.observe(e.Done(at=START, work=work, problem="step 4: NaN", found=replace(found, position=0)))
     place = ("loss", DEMANDING.id)
     assert not calls(auditor.observe(e.Refused(at=START, place=place, error="WrongRoot")))
-    other = SignedHead.sign(replace(found.head.head, run_root=A), DOMAIN, TRAINER)
+    other = SignedHead.sign(replace(found.head.head, run_root=Digest(A)), DOMAIN, TRAINER)
     assert calls(auditor.observe(e.HeadShown(at=START, head=other))) == [tx.Report(first=found.head, second=other)]
 
 
