@@ -117,12 +117,14 @@ class Rollouts:
         for one in scored:
             if any(own := one.tokens([*prompts.values()])) and own != [*tokens.values()]:
                 raise ConfigurationError(f"expected {one.__name__} with the trainer's tokenizer, got other tokens")
+
+        def prompts_of(rows: Any) -> list[list[int]]:
+            return [tokens[repr(row["prompt"])] for row in rows]
+
         known: dict[str, Callable[[Any], Tensor]] = {
-            f"prompt_{kind}": partial(_prompts, tokens, prompt, filling)
-            for kind, filling in (("ids", padding), ("mask", None))
-        }
-        known |= {
-            f"{_REWARD}{n}": partial(_read, reward, completion) for n, reward in enumerate(scored) if reward.column
+            "prompt_ids": lambda rows: rewards.filled(prompts_of(rows), prompt, padding, left=True),
+            "prompt_mask": lambda rows: rewards.filled([[1] * len(n) for n in prompts_of(rows)], prompt, left=True),
+            **{f"{_REWARD}{n}": partial(_read, one, completion) for n, one in enumerate(scored) if one.column},
         }
         columns = RecordedColumns(
             data={}, dtypes=dtypes | {WEIGHT: torch.float32}, constants={}, factor=1.0,
@@ -243,15 +245,6 @@ def _log_probabilities(trainer: Any, model: Any, given: Mapping[str, Tensor]) ->
     ids, mask = (torch.cat([given[f"prompt_{n}"], given[f"completion_{n}"]], 1) for n in ("ids", "mask"))
     found: Tensor = trainer._get_per_token_logps_and_entropies(model, ids, mask, given["completion_ids"].shape[1])[0]
     return found
-
-
-def _prompts(
-    tokens: Mapping[str, list[int]], width: int, padding: int | None, rows: Sequence[Mapping[str, Any]]
-) -> Tensor:  # fmt: skip
-    own = [tokens[repr(row["prompt"])] for row in rows]
-    if padding is None:  # a mask
-        return rewards.filled([[1] * len(one) for one in own], width, left=True)
-    return rewards.filled(own, width, padding, left=True)
 
 
 def _read(reward: rewards.ComputedReward, width: int, rows: Sequence[Mapping[str, Any]]) -> Tensor:
