@@ -235,6 +235,7 @@ def test_advantages_and_losses_are_those_of_trl(tmp_path: Path, monkeypatch: pyt
     assert tiebreak.hf.check_rewards(trainer(tmp_path / "run", **given)) == 3
 
 
+@pytest.mark.slow
 def test_kinds_of_rewards_are_those_of_the_program(tmp_path: Path) -> None:
     """One reward of another kind, or no exact sampling: whoever trains declares the advantages."""
     mixed = trainer(tmp_path / "mixed", data=data, reward=[Length(3), low], max_steps=1)

@@ -248,17 +248,13 @@ class RolloutState(nn.Module):
         for n, reward in enumerate(rewards):
             self.add_module(f"reward_{n}", reward.module)
 
-    def counted(self, given: Mapping[str, Tensor]) -> Tensor:
-        """The number of tokens in the step's completions; NaN if the trainer says another."""
-        own = given["completion_mask"].sum()
-        if self.parts == 1:
-            return own
+    def counts(self, given: Mapping[str, Tensor]) -> Tensor:
+        """Whether the number of the step's tokens may be what the trainer says, by its micro-batches up to this one."""
         said, number = given[COUNT], given[NUMBER]
         before = torch.where(number == 0, torch.stack([said, torch.zeros_like(said)]), self.tokens)
-        now = torch.stack([before[0], before[1] + own])
+        now = torch.stack([before[0], before[1] + given["completion_mask"].sum()])
         self.tokens.copy_(now)
-        right = (said == now[0]) & ((number < self.parts - 1) | (said == now[1]))
-        return torch.where(right, said.float(), torch.nan)
+        return (said == now[0]) & ((number < self.parts - 1) | (said == now[1]))
 
     def note(self, given: Mapping[str, Tensor], scores: Tensor) -> None:
         """Adds a micro-batch to the means of the step. scores: rewards, f32 (rows, functions)."""

@@ -196,8 +196,10 @@ class Rollouts:
         found, example, penalty = self.referred(trainer, model, given), self.example.inputs[0], None
         if self.state is None:
             return found
-        if rewards.COUNT in example:
-            found[rewards.COUNT] = self.state.counted(given)
+        if rewards.COUNT in self.derived & example.keys():
+            found[rewards.COUNT] = given["completion_mask"].sum()
+        elif rewards.COUNT in example:  # judged with the rollouts
+            model.rollouts_sampled.copy_(torch.minimum(model.rollouts_sampled, self.state.counts(given).float()))
         if _OLD in example:  # of RLOO, whose rewards have the KL term
             said, mask = _log_probabilities(trainer, model, given), given["completion_mask"]
             found[_OLD] = (said * mask).sum(1)

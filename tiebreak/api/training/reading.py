@@ -25,7 +25,7 @@ CHECKS: Final = {
 SAMPLED: Final = "model.rollouts_sampled"
 """The state entry that is 1 as long as all rollouts were the model's samples, and then 0."""
 _ONE: Final = identify(DType.F32, (), struct.pack("<f", 1.0))
-_CHECKED: Final = ("completion_ids", "completion_mask")
+_CHECKED: Final = ("completion_ids", "completion_mask", "num_items_in_batch")
 """The late data that a program with that entry checks."""
 _OF_ROLLOUTS: Final = {"prompts": ("prompt_ids", "data of the job"), "advantages": ("advantages", "by the program")}
 """What belongs to rollouts: the name of its late data, and where it comes from if there are none."""
