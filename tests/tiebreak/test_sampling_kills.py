@@ -7,6 +7,7 @@ import pytest
 
 from tests.conftest import CaseCounter
 from tests.engine.processes import printed
+from tests.parts import slow_except
 
 
 @pytest.mark.parametrize(
