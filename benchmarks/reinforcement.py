@@ -162,14 +162,15 @@ def measure(rounds: int, **sizes: int) -> tuple[dict[str, Counter[str]], list[Sa
 def main(rounds: int, folder: Path, **sizes: int) -> None:
     torch.set_num_threads(1)
     found, samplers = measure(rounds, **sizes)
-    case = "{layers} layers, {accumulation} x {rows} x {length} tokens of {vocabulary:,}".format_map(sizes)
+    case = "{layers} layers, {accumulation} x {rows} x {length} of {vocabulary:,} tokens".format_map(sizes)
     rows, base = list[Row](), found[ORIGINAL].total()
     for kind, parts in found.items():
-        rows += rows_of(f"{kind}: {case}", "s", {"a step": round(parts.total(), 3)})
-        rows += rows_of(f"{kind}: {case}", "s", {name: round(parts[name], 3) for name in (*PARTS, REST) if parts[name]})
-        rows += rows_of(f"{kind}: {case}", "", {"against trainer.train()": round(parts.total() / base, 2)})
+        seconds = {"a step": parts.total(), **{name: parts[name] for name in (*PARTS, REST) if parts[name]}}
+        rows += rows_of(f"{case}: {kind}", "s", {name: round(value, 3) for name, value in seconds.items()})
+        rows += rows_of(f"{case}: {kind}", "", {"against trainer.train()": round(parts.total() / base, 2)})
     drafted, corrected = (sum(getattr(one, name) for one in samplers) for name in ("drafted", "corrected"))
-    rows += rows_of(case, "%", {f"corrected of {drafted:,} tokens": 100 * corrected / drafted})
+    counts = {"drafted": drafted, "corrected": corrected}
+    rows += rows_of(f"{case}: exact_sampling", "tokens", counts)
     publish("reinforcement", rows, folder=folder)
 
 

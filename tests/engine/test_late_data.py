@@ -226,24 +226,6 @@ def test_other_late_data_than_the_committed_ones_are_refused(run: tiebreak.Run, 
         logs.step_log(5)
 
 
-def of_other_steps(logs: list[StepLog]) -> list[StepLog]:
-    return logs[::-1]
-
-
-def longer(logs: list[StepLog]) -> list[StepLog]:
-    return [replace(log, late={name: data * 2 for name, data in log.late.items()}) for log in logs]
-
-
-def as_floats(logs: list[StepLog]) -> list[StepLog]:
-    """Labels as f32."""
-    return [replace(log, late=log.late | {"y": np.frombuffer(log.late["y"], "<i8").astype("<f4").tobytes()})
-            for log in logs]  # fmt: skip
-
-
-def in_one_place(logs: list[StepLog]) -> list[StepLog]:
-    return [replace(log, late=log.late | {"y": log.late["y"][8:] + log.late["y"][:8]}) for log in logs]
-
-
 def of_other_shape(program: Program, logs: list[StepLog]) -> Program:
     """The program that reads late data of these sizes."""
     body = [*program.body]
@@ -253,22 +235,26 @@ def of_other_shape(program: Program, logs: list[StepLog]) -> Program:
     return Program(tuple(body), program.commits)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (of_other_steps, "logs of steps 4 to 6: expected log root"), (in_one_place, "expected log root"),
-        (longer, "log of step 4: expected what was committed, got none that can be read"),
-        (as_floats, "log of step 4: expected what was committed, got none that can be read"),
-    ],
-)  # fmt: skip
-def test_an_audit_refuses_late_data_that_were_replaced_after_the_head(
-    run: tiebreak.Run, change: Callable[[list[StepLog]], list[StepLog]], words: str
-) -> None:
+NOT_READ = "log of step 4: expected what was committed, got none that can be read: .*"
+REPLACED: dict[str, tuple[Callable[[Mapping[str, bytes]], dict[str, bytes]] | None, str]] = {
+    "of other steps": (None, "logs of steps 4 to 6: expected log root"),
+    "other values": (lambda late: {"y": late["y"][8:] + late["y"][:8]}, "logs of steps 4 to 6: expected log root"),
+    "too long": (
+        lambda late: {name: data * 2 for name, data in late.items()},
+        f"{NOT_READ}expected a part of 1 to 120",
+    ),
+    "of another dtype": (lambda late: {"y": bytes(4 * 6)}, f"{NOT_READ}expected a frame of 48 bytes, got one of 24"),
+}
+
+
+@pytest.mark.parametrize("what", REPLACED)
+def test_an_audit_refuses_late_data_that_were_replaced_after_the_head(run: tiebreak.Run, what: str) -> None:
     """Well formed files of the same job and segment: of other steps, values, sizes and types."""
     opened = RunDirectory.open(run.directory)
     assert run.signed
     steps = range(4, 7)
-    logs = change([LogFiles(opened).step_log(step) for step in steps])
+    logs, (change, words) = [LogFiles(opened).step_log(step) for step in steps], REPLACED[what]
+    logs = [replace(log, late={**log.late, **change(log.late)}) for log in logs] if change else logs[::-1]
     file = LogFile(log_path(opened.path, 6), of_other_shape(opened.program, logs), opened.job.id, steps)
     file.create()
     for step, log in zip(steps, logs, strict=True):
