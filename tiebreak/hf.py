@@ -9,13 +9,17 @@ import sys
 
 from tiebreak.api.huggingface.hf_evaluation import evaluate
 from tiebreak.api.huggingface.hf_training import train
+from tiebreak.api.huggingface.rewards import ExactMatch, Length, NumberMatch, RewardModel, reward_kinds
 from tiebreak.api.huggingface.sampled_rollouts import check_rewards
 from tiebreak.api.training.trackers import log_artifacts
 
 # isort: split
 from transformers import Trainer
 
-__all__ = ["check_rewards", "evaluate", "install", "log_artifacts", "train"]
+__all__ = [
+    "ExactMatch", "Length", "NumberMatch", "RewardModel", "check_rewards", "evaluate", "install", "log_artifacts",
+    "reward_kinds", "train",
+]  # fmt: skip
 
 
 def install() -> None:

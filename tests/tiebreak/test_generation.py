@@ -1,6 +1,7 @@
 """Answers with one answer: whoever samples, and however, gets the same tokens, and every other token is found."""
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,24 @@ def test_the_answers_are_the_same_whoever_drafts_them(folder: Path) -> None:
 
 
 @pytest.mark.slow
+def test_answers_from_candidates_are_the_same_whoever_drafts_them(folder: Path) -> None:
+    few = {"top_k": 9, "top_p": 0.6, "temperature": 1.5, "length": 8}
+    made = sampler(folder, **few)
+    expected = made.run()
+    assert expected.corrected == 0
+    assert expected.tokens != sampler(folder, **{**few, "top_p": 1.0}).run().tokens
+    assert drafting(made, evaluations.load(folder / "model")).tokens == expected.tokens
+    wrong = drafting(made, Garbled(sampler(folder).model, lambda new: (new + 1) % made.model.config.vocab_size))
+    assert (wrong.tokens, wrong.corrected) == (expected.tokens, wrong.drafted)
+    one, seven = (sampler(folder, **few, answers=count).run().tokens for count in (1, 7))
+    for own, single, many in zip(expected.tokens, one, seven, strict=True):
+        assert own[:1] == single
+        assert own == many[:3]
+    greedy = sampler(folder, **{**few, "top_k": 1}).run().tokens
+    assert all(own == [own[0]] * 3 for own in greedy)
+
+
+@pytest.mark.slow
 def test_threads_orders_and_other_prompts_change_no_token(folder: Path) -> None:
     expected = sampler(folder).run().tokens
     assert sampler(folder, machine=Machine(threads=1, permute=11)).run().tokens == expected
@@ -155,6 +174,29 @@ def test_the_command_certifies_answers_that_strangers_check(folder: Path, tmp_pa
     assert "tokens with a prompt, got 4,0" in longer
 
 
+@pytest.mark.slow
+def test_the_printed_check_holds_for_an_adapter_and_candidates(folder: Path, tmp_path: Path, command: Commands) -> None:
+    from peft import LoraConfig, get_peft_model  # noqa: PLC0415
+
+    torch.manual_seed(2)
+    adapted = get_peft_model(evaluations.load(folder / "model"), LoraConfig(r=2, init_lora_weights=False))
+    adapted.save_pretrained(tmp_path / "adapter")
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS))
+    options = ["--base", folder / "model", "--top-k", 12, "--top-p", 0.9, "--length", 5, "--json", "-o"]
+    given = ["generate", tmp_path / "adapter", tmp_path / "prompts.jsonl", *options, tmp_path / "out of the way"]
+    told = json.loads(command(*given))
+    assert told["metrics"] == {"sampled": 1.0}
+    check = shlex.split(told["check"])
+    assert check[0] == "tiebreak"
+    assert {"--base", "--length", "--against"} < {*check}
+    assert "other" not in command(*check[1:])
+    rows = [json.loads(line) for line in Path(told["answers"]).read_text().splitlines()]
+    assert {(row["top_k"], row["top_p"]) for row in rows} == {(12, 0.9)}
+    for other in ({"top_k": 13}, {"top_p": 0.8}, {"top_k": 0, "top_p": 1.0}):
+        Path(told["answers"]).write_text("".join(json.dumps(row | other) + "\n" for row in rows))
+        assert "program" in command(*check[1:], code=2)
+
+
 RIGHT = {
     "prompt_tokens": [3, 4], "answer_tokens": [[5, 6], [7, 2]], "temperature": 1.0, "width": 5, "length": 3, "seed": 0,
     "end": [2, 6],
@@ -164,14 +206,15 @@ WRONG: list[dict[str, Any]] = [
     {"answer_tokens": []}, {"answer_tokens": [[], [7, 2]]}, {"answer_tokens": "56"}, {"answer_tokens": [[5, -6], [2]]},
     {"answer_tokens": [[5, 1 << 40], [2]]}, {"prompt_tokens": []}, {"prompt_tokens": [True]}, {"width": 3},
     {"temperature": float("nan")}, {"temperature": -1.0}, {"seed": 1 << 70}, {"seed": "0"},
-    {"end": [2]}, {"end": None}, {"length": -1}, {"width": {}},
+    {"end": [2]}, {"end": None}, {"length": -1}, {"width": {}}, {"top_k": -1}, {"top_k": 1.0}, {"top_p": 0.0},
+    {"top_p": 1.5}, {"top_p": "0.9"}, {"top_p": float("nan")}, {"top_k": None}, {"top_k": 1 << 70},
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("change", WRONG, ids=str)
 @pytest.mark.parametrize("at", [0, 1])
 def test_hostile_rows_of_answers_are_refused(change: dict[str, Any], at: int) -> None:
-    found = generation.read([("first", RIGHT), ("second", RIGHT)], 1024)
+    found = generation.read([("first", RIGHT), ("second", RIGHT | {"top_k": 0, "top_p": 1.0})], 1024)
     assert found.data["asked"].sum() == 8
     rows = [RIGHT, RIGHT]
     rows[at] = RIGHT | change

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
 
 import tiebreak
 from tests.parts import slow_except
@@ -202,9 +203,7 @@ def test_losses_are_those_of_trl_while_ratios_are_clipped(run: tiebreak.Run, tmp
     for name in ("loss", *_REPORTS):
         assert len(losses(ours, name)) >= 10
         torch.testing.assert_close(losses(ours, name), losses(theirs, name), rtol=1e-4, atol=2e-6)
-    assert run.late == (
-        "advantages", "completion_ids", "completion_mask", "old_per_token_logps", "prompt_ids", "prompt_mask",
-    )  # fmt: skip
+    assert run.late == ("advantages", "completion_ids", "completion_mask", "old_per_token_logps")
     for name, tensor in theirs.model.state_dict().items():
         torch.testing.assert_close(run.state_dict()[name], tensor, rtol=1e-3, atol=5e-4)
 
@@ -389,8 +388,23 @@ def test_evaluations_of_such_trainers_are_refused(tmp_path: Path) -> None:
         tiebreak.hf.evaluate(made(tmp_path / "run", model=tiny))
 
 
-def test_other_trainers_that_generate_are_refused(tmp_path: Path) -> None:
-    online = type("OnlineDPOTrainer", (Trainer,), {"training_step": lambda *_: None})
-    online.training_step.__module__ = "trl.experimental.online_dpo.online_dpo_trainer"
-    with pytest.raises(ConfigurationError, match="OnlineDPOTrainer, which prepares inputs with the model"):
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("GKDTrainer", ", which prepares inputs with the model of the moment"),
+        ("PPOTrainer", ": its loop .* GRPOTrainer"),
+    ],
+)
+def test_other_trainers_that_generate_are_refused(tmp_path: Path, name: str, words: str) -> None:
+    """By the module of their step, since TRL keeps changing which of them it has."""
+    online = type(name, (Trainer,), {"training_step": lambda *_: None})
+    online.training_step.__module__ = "trl.experimental.gkd.gkd_trainer"
+    with pytest.raises(ConfigurationError, match=f"{name}{words}"):
         tiebreak.hf.train(online(tiny(), TrainingArguments(str(tmp_path), use_cpu=True), train_dataset=prompts()))
+
+
+def test_online_dpo_is_refused_with_what_to_write_instead(tmp_path: Path) -> None:
+    args = OnlineDPOConfig(str(tmp_path), use_cpu=True, bf16=False, report_to=[], gradient_checkpointing=False)
+    found = OnlineDPOTrainer(tiny(), None, variety, args, train_dataset=prompts(), processing_class=tokenizer())
+    with pytest.raises(ConfigurationError, match=r"OnlineDPOTrainer: its pairs .* GRPOTrainer with num_generations=2"):
+        tiebreak.hf.train(found)

@@ -21,6 +21,7 @@ from tiebreak.api.corpus import corpus_runs
 from tiebreak.api.data import importing
 from tiebreak.api.disputing import disputes, judging
 from tiebreak.api.evaluation import evaluations, examples, generation, lm_eval_model
+from tiebreak.api.huggingface import sampled_rollouts
 from tiebreak.api.machine import environment, interpreters, qualification
 from tiebreak.api.provenance import about, cards, formats, source, x509_chains
 from tiebreak.api.signing import attesting, keys
@@ -32,5 +33,5 @@ __all__ += ["certificates", "chains", "claims", "corpus_runs", "data", "disputes
 __all__ += ["environment", "evaluations", "examples", "finetuning", "formats", "forward", "generation", "importing"]
 __all__ += ["interpreters", "issuance", "job_data", "job_receipts", "judging", "keys", "lineage", "lm_eval_model"]
 __all__ += ["loader", "monitoring", "offers", "onchain", "ordered_jobs", "ownership", "progress", "qualification"]
-__all__ += ["reading", "removal", "runs", "sampling", "scoring", "sealing", "source", "trackers", "weights"]
-__all__ += ["x509_chains"]
+__all__ += ["reading", "removal", "runs", "sampled_rollouts", "sampling", "scoring", "sealing", "source", "trackers"]
+__all__ += ["weights", "x509_chains"]

@@ -2,6 +2,9 @@
 
 import json
 import secrets
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,8 +16,9 @@ from tiebreak import api
 from tiebreak.api.machine import Machine
 from tiebreak.api.watching.alarms import shown_loss
 from tiebreak.cli import options as opt
+from tiebreak.cli.main import MissingExtra, missing_of
 from tiebreak.engine.run.segments import chances
-from tiebreak.protocol.errors import CannotCheck, ConfigurationError, VerificationError
+from tiebreak.protocol.errors import CannotCheck, ConfigurationError, ForbiddenLoss, VerificationError
 
 if TYPE_CHECKING:
     from tiebreak.engine.run.audit import SegmentAudit, SegmentReport
@@ -25,16 +29,19 @@ COULD_NOT_CHECK: Final = 3
 SHOWN: Final = 8
 """The most findings of logs, and states from which a replay began, that are printed."""
 FORWARD_SAMPLE: Final = 10
-_ONLY_REPLAYS: Final = {"output", "segment", "from_step", "to_step", "jobs", "ray", "ledger", "policy"}
+_ONLY_REPLAYS: Final = {"output", "segment", "from_step", "to_step", "jobs", "ray", "ledger", "policy", "rewards"}
 """The options for which --forward has no use."""
 
 
 class AuditFailure(VerificationError):
-    """The replay contradicts what the trainer signed. details: lines to print below the sentence."""
+    """The replay contradicts what the trainer signed. details: lines to print below the sentence.
 
-    def __init__(self, sentence: str, details: list[str]) -> None:
+    verdict: for documents.
+    """
+
+    def __init__(self, sentence: str, details: list[str], verdict: str = "fraud") -> None:
         super().__init__(sentence)
-        self.details = details
+        self.details, self.verdict = details, verdict
 
 
 @click.command()
@@ -53,12 +60,14 @@ class AuditFailure(VerificationError):
               "whose machines all see RUN.  [default address: RAY_ADDRESS, or else one started here]")  # fmt: skip
 @click.option("--ledger", type=opt.NEW_FILE, help="With --jobs or --ray: the file that keeps progress; repeat the "
               "command to go on.  [default: one for each choice of segments, in ~/.local/state/tiebreak]")  # fmt: skip
+@click.option("--rewards", type=opt.FILE, help="After the audit, also compute the declared advantages of rollouts "
+              "again, by your own Python file with `trainer(output_dir)`. Its code is run.")  # fmt: skip
 @opt.json_option
 @opt.machine_options("threads", "permute", "device", "graphs", "policy")
 def audit(
     run: Path, output: Path | None, segment: int | None, from_step: int | None, to_step: int | None, sample: int | None,
     seed: str | None, forward: bool, as_json: bool, jobs: int | None, ray: str | None, ledger: Path | None,
-    machine: Machine,
+    rewards: Path | None, machine: Machine,
 ) -> int:  # fmt: skip
     """Replay RUN, or a sample of it, and compare with what is signed.
 
@@ -86,9 +95,15 @@ def audit(
     choice. A loss with other bits than committed is fraud, and a replay or a dispute proves it. A lie that leaves the
     losses of drawn steps true is not seen: a false update, or any step that was not drawn. --sample alone sees these.
 
+    --rewards is for runs of TRL's GRPOTrainer and RLOOTrainer, whose rewards are Python code. The `trainer(output_dir)`
+    of FILE returns a trainer made as the one that trained, with the same model, data set, settings and rewards. Each
+    reward is computed from the published completions, and the first step, entry and row with other advantages than
+    published is named. Only run a file that you trust: no code comes from RUN.
+
     If you trained RUN here by `tiebreak.hf.train`, the W&B and MLflow runs of its `report_to` get the report.
 
-    Exit codes: 0 agrees, 2 fraud, 3 could not be checked (withheld or damaged), 1 asked for what is not there.
+    Exit codes: 0 agrees, 2 fraud or other rewards, 3 could not be checked (withheld or damaged), 1 asked for what is
+    not there.
     """
     report: dict[str, Any] = {"run": str(run)}
     try:
@@ -100,6 +115,7 @@ def audit(
         if ledger is not None and jobs is None and ray is None:
             raise ConfigurationError("expected --ledger together with --jobs or --ray, got it alone")
         trainer = api.reading.open_directory(run)
+        remade = None if rewards is None else _trainer_of(rewards, trainer)
         report["job"] = trainer.job.id.hex()
         workers = None if jobs is None and ray is None else api.audits.Workers(jobs=jobs, ray=ray, ledger=ledger)
         if forward:
@@ -112,13 +128,17 @@ def audit(
             # In none of the folders in which archives are unpacked: one could bring a replay.
             place = api.environment.own_folder() / "replays" / trainer.job.id.hex()
             lines = _whole(trainer, output or place, machine, report)
+        if remade is not None and rewards is not None:
+            lines.insert(-1, _rewards(trainer, rewards, remade, report))
         report["verdict"] = "agrees"
         code, errors = 0, list[str]()
     except (CannotCheck, VerificationError) as error:
-        fraud, reason = isinstance(error, AuditFailure), " ".join(str(error).split())
-        report |= {"verdict": "fraud" if fraud else "could not check", "reason": reason}
-        details = error.details if isinstance(error, AuditFailure) else []
-        code, lines, errors = 2 if fraud else COULD_NOT_CHECK, [], [f"{type(error).__name__}: {reason}", *details]
+        failed, reason = error if isinstance(error, AuditFailure) else None, " ".join(str(error).split())
+        is_fraud = failed is not None or isinstance(error, ForbiddenLoss)
+        verdict = failed.verdict if failed else "fraud" if is_fraud else "could not check"
+        report |= {"verdict": verdict, "reason": reason}
+        details = failed.details if failed else []
+        code, lines, errors = 2 if is_fraud else COULD_NOT_CHECK, [], [f"{type(error).__name__}: {reason}", *details]
     _tell(run, report, [json.dumps(report)] if as_json else lines, errors)
     return code
 
@@ -135,6 +155,37 @@ def _tell(run: Path, report: dict[str, Any], lines: list[str], errors: list[str]
             opt.log_artifacts(run, [file], "audit")
 
 
+def _trainer_of(file: Path, run: "RunDirectory") -> Callable[[str], Any]:
+    """The function that makes the trainer again. Runs the file."""
+    if "advantages" not in run.program.late_spec():
+        raise ConfigurationError("expected a run with declared advantages (GRPO, RLOO), got one without, for --rewards")
+    if names := missing_of("finetune"):
+        raise MissingExtra("finetune", names)
+    with redirect_stdout(sys.stderr):
+        made: Any = getattr(api.loader.import_file(file), "trainer", None)
+    if not callable(made):
+        raise ConfigurationError(f"expected a function trainer(output_dir) in {file}, got {made!r}")
+    return made  # type: ignore[no-any-return]
+
+
+def _rewards(run: "RunDirectory", file: Path, make: Callable[[str], Any], report: dict[str, Any]) -> str:
+    with TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
+        try:
+            steps = api.sampled_rollouts.check_rewards(make(folder), run.path)
+        except VerificationError as error:
+            raise AuditFailure(f"{error}, signed by 0x{run.job.trainer.hex()}", [], "other rewards") from error
+    report["rewards"] = {"file": str(file), "steps": steps}
+    return f"rewards    computed again by {file} for steps 1 to {steps} of {run.job.steps}: the advantages follow"
+
+
+def _late(run: "RunDirectory", report: dict[str, Any], step: int | None = None) -> list[str]:
+    """Says who answers for late data. step: the last one that was checked, for a run with the state after it."""
+    reads = step in run.kept() and api.reading.SAMPLED in run.program.state_spec()
+    late = api.reading.late_words(run.program, run.identities(step) if reads and step is not None else None)
+    report |= {"late_data": late} if late else {}
+    return [f"{name:<10} {words}" for name, words in late.items()]
+
+
 def _whole(trainer: "RunDirectory", output: Path, machine: Machine, report: dict[str, Any]) -> list[str]:
     done = api.audits.audit_whole(trainer, output, machine)
     comparison, head = done.comparison, done.head.head
@@ -148,6 +199,7 @@ def _whole(trainer: "RunDirectory", output: Path, machine: Machine, report: dict
         finder = f"`tiebreak dispute {trainer.path} {output}`"
         raise _failure(report, trainer, done.fraud, comparison.count, finder, details)
     api.audits.check_last_state(trainer, done.head)
+    lines += _late(api.reading.open_directory(output), report, done.last_step)
     before = f", {done.resumed} of them replayed before" if done.resumed else ""
     agrees = f"agrees: {comparison.count} checkpoints, {done.last_step} steps{before}"
     return [f"run root {root}", f"replay     {output}", *lines, agrees]
@@ -199,8 +251,11 @@ def _parts(
     if done.fraud is not None:
         finder = f"a dispute with the replay of a whole audit (`tiebreak audit {trainer.path}`)"
         raise _failure(report, trainer, done.fraud, total, finder, [])
+    last = None
     if done.checked[-1].checkpoint == total - 1:
         api.audits.check_last_state(trainer, head)
+        last = done.checked[-1].last_step
+    lines += _late(trainer, report, last)
     return [*lines, *_words(done)]
 
 

@@ -100,13 +100,16 @@ def _tokenizer(model: Path, base: Path | None) -> Path:
 @number("--length", 1, None, 128, "The most tokens of an answer.")
 @click.option("--temperature", type=click.FloatRange(0), default=1.0, show_default=True,
               help="Divides the logits before noise is added; at 0 there is no noise.")  # fmt: skip
+@number("--top-k", 0, None, 0, "Draw among this many tokens, those with the greatest logits; 0 for all.")
+@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True, help="Draw among "
+              "the most probable tokens that have this probability together.")  # fmt: skip
 @number("--seed", 0, (1 << 63) - 1, 0, "Seed of the noise.")
 @click.option("--key", type=FILE, help="Key file that signs.  [default: key.pem in OUTPUT, made if need be]")
 @machine_options("threads", "device")
 @json_option
 def generate(
     model: Path, prompts: Path, base: Path | None, output: Path, answers: int, length: int, temperature: float,
-    seed: int, key: Path | None, machine: Machine, as_json: bool,
+    top_k: int, top_p: float, seed: int, key: Path | None, machine: Machine, as_json: bool,
 ) -> None:  # fmt: skip
     """Sample answers of MODEL to PROMPTS, which anyone can check.
 
@@ -125,7 +128,7 @@ def generate(
     loaded = api.evaluations.load(model, base)
     sampler = api.generation.ExactSampler(
         model=loaded, prompts=[tokens for _, tokens in asked], answers=answers, length=length, temperature=temperature,
-        seed=seed, end=api.generation.ends_of(loaded), machine=machine,
+        top_k=top_k, top_p=top_p, seed=seed, end=api.generation.ends_of(loaded), machine=machine,
     )  # fmt: skip
     with api.progress.on_stderr("sampling", len(asked), 0, quiet=as_json) as on_step:
         found = sampler.run(on_step)

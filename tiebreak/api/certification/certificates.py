@@ -44,6 +44,8 @@ WIDENED: Final = (Element.BF16, Element.F16)
 """Elements that are compared as the F32 of the same value: a state has no narrower ones."""
 CHECK: Final = "check"
 """The field of `environment` that says how the program was compared with its model, if that was not the whole of it."""
+LATE: Final = "late data"
+"""The field of `environment` that says who answers for what the trainer gave with each step, if it gave anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +132,8 @@ class SignedCertificate:
                 said.append(f"That these are {what} of your model: the signers name a base of root {root} (--base).")
         if (check := certificate.environment.get(CHECK)) is not None:
             said.append(f"That the program is the model that was captured: by its maker's word, {check}.")
+        if (late := certificate.environment.get(LATE)) is not None:
+            said.append(f"What was declared of the data that the trainer gave with each step: {late}.")
         if rest:
             said.append(
                 f"That the files hold the whole model: {rest} entries of the state, such as moments, are in none."

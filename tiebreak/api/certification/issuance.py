@@ -18,11 +18,11 @@ from re import fullmatch
 from typing import Final
 
 from tiebreak.api.certification import certificates
-from tiebreak.api.certification.certificates import SignedCertificate, read_certificate
+from tiebreak.api.certification.certificates import LATE, SignedCertificate, read_certificate
 from tiebreak.api.certification.folders import FORMATS, PROSE, Found, digests, listed
 from tiebreak.api.machine import environment
 from tiebreak.api.signing.attesting import signed_for_others
-from tiebreak.api.training.reading import CHECKS, check_of
+from tiebreak.api.training.reading import CHECKS, check_of, late_words
 from tiebreak.api.training.runs import names_of
 from tiebreak.api.training.tasks import PEFT
 from tiebreak.engine.capture.state import MODEL
@@ -91,6 +91,8 @@ def certify(
             is_older = what in ("start", "sizes") and getattr(there, what) is None
             if getattr(there, what) != getattr(made, what) and not is_older:
                 raise VerificationError(f"{output}: expected the {what} of the run in {run.path}, got another")
+        if (got := there.environment.get(LATE)) != (late := made.environment.get(LATE)):
+            raise VerificationError(f"{output}: expected late data of the run in {run.path}, {late!r}, got {got!r}")
         certificates.check(there, found, model)
         # A party signs for no file of the folder that it does not have, but for those that only people read.
         signed = there.others or {}
@@ -123,6 +125,8 @@ def _certificate(
     if head.head.count != job.checkpoints:
         raise StateError(f"{run.path}: expected a head of all {job.checkpoints} checkpoints, got {head.head.count}")
     check_root(f"{run.path}: records", head.head.run_root, tree.root)
+    for record in records:
+        job.check_loss(record)
     names = names_of(run, adapter=found.configuration is not None and not found.is_evaluation)
     for tensor, digest in found.tensors.items():  # (3)
         entry = names.setdefault(tensor, MODEL + tensor)
@@ -136,6 +140,8 @@ def _certificate(
     settlement, audits = (None, ()) if ending is None else ending
     check = check_of(run)
     described = dict(environment.describe()) | ({} if check == "full" else {certificates.CHECK: CHECKS[check]})
+    if late := late_words(run.program, ids):
+        described[LATE] = "; ".join(f"{name}: {words}" for name, words in late.items())
     return Certificate(
         agreement=run.agreement, head=head, record=records[-1], path=tuple(tree.proof(job.checkpoints - 1)),
         files=found.files, settlement=settlement, audits=audits,

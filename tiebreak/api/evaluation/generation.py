@@ -3,7 +3,8 @@
 It is the first of the greatest logits / temperature + noise. The noise is Gumbel's, -log(-log(u)), with u from the
 program's own random numbers, by seed, prompt, answer, position and token (SPEC section 7); everything is rounded
 correctly. So a batch, a cache, padding, a device or the sampler change nothing, and one forward pass over an answer
-tells at each position whether its token is the one. At temperature 0 there is no noise.
+tells at each position whether its token is the one. At temperature 0 there is no noise. Top-k and top-p leave out
+tokens, with ties by index (docs/generation.md).
 
 A fast sampler drafts: `generate` of transformers, with the same noise. The program is run over the draft; where a token
 is another one than the program says, that is put in its place, and drafting goes on from there. With random weights of
@@ -14,13 +15,14 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from math import inf
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, LogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
 
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.interpreters import make_interpreter
@@ -36,9 +38,18 @@ from tiebreak.protocol.program.isa import Opcode
 
 ANSWERED: Final = ("prompt_tokens", "answer_tokens", "temperature", "width", "length", "seed", "end")
 """Fields of a row with answers that were sampled."""
+LEFT_OUT: Final[dict[str, Any]] = {"top_k": 0, "top_p": 1.0}
+"""Further fields, which a row has where they are not these."""
 MAX_VOCABULARY: Final = 1 << 24
 """The most tokens of a vocabulary: a score, which is f32, has one exactly."""
 MOST: Final = 1 << 63
+_LEAST: Final = torch.finfo(torch.float32).min
+_UNITS: Final = (*(2.0 ** (max(1, e) - 150) for e in range(255)), 0.0)
+"""The distance of the numbers in each binade of f32, by exponent field."""
+_BINADES: Final = (0.0, *(2.0 ** (e - 127) for e in range(1, 255)), inf)
+"""The first number of each."""
+_ENDS: Final = (0.0, *(2.0 ** (e - 127) - _UNITS[e - 1] for e in range(1, 256)))
+"""The last number before each."""
 
 
 class SampledAnswers(NamedTuple):
@@ -49,21 +60,67 @@ class SampledAnswers(NamedTuple):
     corrected: int
 
 
-def sampled(logits: Tensor, temperature: float) -> Tensor:
+def sampled(logits: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0) -> Tensor:
     """The token at each position, i64, of logits, f32 (..., vocabulary)."""
     noise = -torch.log(-torch.log(torch.rand(logits.shape))) if temperature else 0.0
-    return (logits / (temperature or 1.0) + noise).argmax(-1)
+    scaled = logits / (temperature or 1.0)
+    drawn = scaled + noise
+    if top_k or top_p < 1:
+        drawn = torch.where(candidates(scaled, top_k, top_p), drawn.clamp(min=_LEAST), -inf)
+    return drawn.argmax(-1)
+
+
+def candidates(scaled: Tensor, top_k: int, top_p: float) -> Tensor:
+    """Whether each token may be the sampled one, of logits / temperature, f32 (..., vocabulary)."""
+    kept = ~scaled.isnan()
+    if 0 < top_k < scaled.shape[-1]:
+        kept = _before(scaled, torch.ones_like(scaled), float(top_k))
+    if top_p < 1:
+        kept = kept & _before(scaled, torch.where(kept, scaled, -inf).softmax(-1), top_p)
+    return kept
+
+
+def _before(x: Tensor, weights: Tensor, limit: float) -> Tensor:
+    """Whether the elements before each one of a row weigh less than a limit, in the order greater first, then index.
+
+    Bisection finds the last such element: the bits of its number, and its place among equal ones. Sums that are rounded
+    correctly never fall when terms are added that are not negative, so there is one such element.
+    """
+
+    def reached(front: Tensor) -> Tensor:
+        return torch.where(front, weights, 0.0).sum(-1, keepdim=True) >= limit
+
+    binades, ends, units = (torch.tensor(table, dtype=torch.float32) for table in (_BINADES, _ENDS, _UNITS))
+    is_positive = reached(x >= 0.0)
+    exponent = torch.zeros(is_positive.shape, dtype=torch.int64)
+    for bit in reversed(range(8)):
+        later = exponent + (1 << bit)
+        least = torch.where(is_positive, binades[later], -ends[later])
+        exponent = torch.where(reached(x >= least) == is_positive, later, exponent)
+    size, unit = binades[exponent], units[exponent]
+    for bit in reversed(range(23)):
+        greater = size + unit * (1 << bit)
+        least = torch.where(is_positive, greater, unit - greater)
+        size = torch.where(reached(x >= least) == is_positive, greater, size)
+    last, place = torch.where(is_positive, size, -size), torch.arange(x.shape[-1])
+    above, equal, kept = x > last, x == last, torch.zeros_like(exponent)
+    for bit in reversed(range(x.shape[-1].bit_length())):
+        later = kept + (1 << bit)
+        kept = torch.where(reached(above | (equal & (place < later))), kept, later)
+    return above | (equal & (place <= kept))
 
 
 def answered(
-    prompts: Sequence[list[int]], answers: Sequence[Sequence[list[int]]], width: int, temperature: float, seed: int
-) -> ScoredExamples:
+    prompts: Sequence[list[int]], answers: Sequence[Sequence[list[int]]], width: int, temperature: float, seed: int,
+    top_k: int = 0, top_p: float = 1.0,
+) -> ScoredExamples:  # fmt: skip
     """Prompts with their answers in tokens, which are checked one by one. width: of a prompt with an answer, in tokens.
 
     The scores of a prompt are, for each answer, whether all of its tokens are the sampled ones, and its log-probability
     at temperature 1; then the sampled token at each position but the first, answer by answer.
     """
     count = len(answers[0])
+    settings = temperature, top_k, top_p
     ids = torch.zeros(len(prompts), count, width, dtype=torch.int64)
     asked = torch.zeros_like(ids)
     for n, (prompt, own) in enumerate(zip(prompts, answers, strict=True)):
@@ -73,15 +130,15 @@ def answered(
     names = [f"{what}_{s}" for what in ("sampled", "loglikelihood") for s in range(count)]
     places = [f"token_{s}_{at}" for s in range(count) for at in range(1, width)]
     return ScoredExamples(
-        data={"input_ids": ids, "asked": asked}, score=partial(_score, temperature), columns=(*names, *places),
+        data={"input_ids": ids, "asked": asked}, score=partial(_score, settings), columns=(*names, *places),
         metrics=("sampled",), metric=lambda scores: scores[:, :count].mean()[None], batch=1, seed=seed,
         lines=[f"{len(prompts):,} prompts with {count:,} answers each, filled to {width:,} tokens"],
     )  # fmt: skip
 
 
-def _score(temperature: float, model: Any, input_ids: Tensor, asked: Tensor) -> Tensor:
+def _score(settings: tuple[float, int, float], model: Any, input_ids: Tensor, asked: Tensor) -> Tensor:
     logits, wanted = predicted(model, input_ids.flatten(0, 1), input_ids.flatten(0, 1))
-    found, is_asked = sampled(logits.transpose(1, 2), temperature), asked.flatten(0, 1)[:, 1:]
+    found, is_asked = sampled(logits.transpose(1, 2), *settings), asked.flatten(0, 1)[:, 1:]
     right = ((found == wanted) | (is_asked == 0)).all(1).float()
     said = (-F.cross_entropy(logits, wanted, reduction="none") * is_asked).sum(1)
     return torch.cat([part.float().reshape(input_ids.shape[0], -1) for part in (right, said, found)], 1)
@@ -93,23 +150,28 @@ def read(data: Sequence[tuple[str, Any]], most: int) -> ScoredExamples:
     most: the most tokens of a prompt with an answer.
     """
     first, prompts, answers = data[0][1], list[list[int]](), list[list[list[int]]]()
-    temperature, width, length, seed, end = settings = [first[name] for name in ANSWERED[2:]]
-    numbers = all(type(one) is int and 0 <= one < MOST for one in (width, length, seed)) and type(temperature) is float
-    if not numbers or not 0 <= temperature < MOST or not _are_tokens(end, least=0):
+    temperature, width, length, seed, end, top_k, top_p = settings = _settings_in(first)
+    whole = all(type(one) is int and 0 <= one < MOST for one in (width, length, seed, top_k))
+    numbers = whole and type(temperature) is type(top_p) is float
+    if not numbers or not 0 <= temperature < MOST or not 0 < top_p <= 1 or not _are_tokens(end, least=0):
         raise ConfigurationError(f"{data[0][0]}: expected settings as `tiebreak generate` writes them, got {settings}")
     if width > most:
         raise ConfigurationError(f"{data[0][0]}: expected a width of at most {most:,} tokens (--length), got {width:,}")
     for where, row in data:
         prompt, own = (row[name] for name in ANSWERED[:2])
         lists = [prompt, *own] if isinstance(own, list) and own else [None]
-        if not all(map(_are_tokens, lists)) or [row[name] for name in ANSWERED[2:]] != settings:
+        if not all(map(_are_tokens, lists)) or _settings_in(row) != settings:
             raise ConfigurationError(f"{where}: expected answers as `tiebreak generate` writes them, got others")
         ends = [(len(one) == length or one[-1] in end) and not {*one[:-1]} & {*end} for one in own]
         if not all(ends) or any(len(prompt) + len(one) > width for one in own) or len(own) != len(first[ANSWERED[1]]):
             raise ConfigurationError(f"{where}: expected whole answers, as many to each prompt, got others")
         prompts.append(prompt)
         answers.append(own)
-    return answered(prompts, answers, width, temperature, seed)
+    return answered(prompts, answers, width, temperature, seed, top_k, top_p)
+
+
+def _settings_in(row: dict[str, Any]) -> list[Any]:
+    return [row[name] for name in ANSWERED[2:]] + [row.get(name, plain) for name, plain in LEFT_OUT.items()]
 
 
 def _are_tokens(given: Any, least: int = 1) -> bool:
@@ -138,7 +200,8 @@ Noise = Callable[[int, int], Tensor | float]
 
 @torch.no_grad()
 def drafts(
-    model: Any, rows: Sequence[list[int]], rooms: Sequence[int], noise: Noise, temperature: float, end: Sequence[int]
+    model: Any, rows: Sequence[list[int]], rooms: Sequence[int], noise: Noise, temperature: float, end: Sequence[int],
+    top_k: int = 0, top_p: float = 1.0,
 ) -> list[list[int]]:  # fmt: skip
     """Rows of tokens, each continued by as many as it has room for, or to a token that ends it."""
     longest = max(map(len, rows))
@@ -147,10 +210,16 @@ def drafts(
     for row, own in enumerate(rows):
         ids[row, longest - len(own) :], mask[row, longest - len(own) :] = torch.tensor(own), 1
 
+    warpers: list[LogitsProcessor] = [TopKLogitsWarper(top_k)] if top_k else []
+    warpers += [TopPLogitsWarper(top_p)] if top_p < 1 else []
+
     def process(seen: Tensor, logits: Tensor) -> Tensor:
         drawn = [noise(row, seen.shape[1] - longest) for row in range(len(rows))] if temperature else []
         added = torch.stack([one for one in drawn if isinstance(one, Tensor)]).to(logits.device) if drawn else 0.0
-        return logits.float() / (temperature or 1.0) + added
+        logits = logits.float() / (temperature or 1.0)
+        for warper in warpers:
+            logits = warper(seen, logits)
+        return logits + added
 
     device = next(model.parameters()).device
     made = model.generate(
@@ -217,13 +286,16 @@ class ExactSampler:
     temperature: float
     seed: int
     end: Sequence[int]
+    top_k: int = 0
+    """The number of greatest logits that are candidates; 0 for all."""
+    top_p: float = 1.0
+    """The probability that the candidates reach together."""
     machine: Machine = Machine()
 
     def __post_init__(self) -> None:
         self.width = max(map(len, self.prompts)) + self.length
-        empty = answered(
-            self.prompts, [[[]] * self.answers] * len(self.prompts), self.width, self.temperature, self.seed
-        )
+        settings = self.width, self.temperature, self.seed, *self._left_out
+        empty = answered(self.prompts, [[[]] * self.answers] * len(self.prompts), *settings)
         self.model.eval()
         self._bundle = captured(self.model, empty, 1)
         self._interpreter = make_interpreter(self._bundle.program, self.machine)
@@ -232,6 +304,10 @@ class ExactSampler:
         if len(drawing) != bool(self.temperature):
             raise ConfigurationError(f"expected a model that draws nothing in eval mode, got {len(drawing)} draws")
         self._drawing = drawing[0] if drawing else None
+
+    @property
+    def _left_out(self) -> tuple[int, float]:
+        return self.top_k, self.top_p
 
     @cached_property
     def vocabulary(self) -> int:
@@ -254,7 +330,7 @@ class ExactSampler:
             rooms = [len(prompt) + self.length - one for one in begun]
             return drafts(
                 self.model, tokens, rooms, lambda row, at: own(which[row], begun[row] + at - 1), self.temperature,
-                self.end,
+                self.end, *self._left_out,
             )  # fmt: skip
 
         return settled([prompt] * self.answers, self.length, self.end, draft, partial(self._exact, number))
@@ -289,5 +365,6 @@ def write(path: Path, tokenizer: Path, texts: Sequence[str], sampler: ExactSampl
         for text, prompt, own in zip(texts, sampler.prompts, found.tokens, strict=True):
             settings = float(sampler.temperature), sampler.width, sampler.length, sampler.seed, [*sampler.end]
             row = dict(zip(ANSWERED, (prompt, own, *settings), strict=True))
+            row |= {name: given for name, plain in LEFT_OUT.items() if (given := getattr(sampler, name)) != plain}
             said = {"prompt": text, "answers": [decode(one, skip_special_tokens=True) for one in own]}
             file.write(json.dumps(said | row, ensure_ascii=False) + "\n")

@@ -2,18 +2,20 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import Trainer
 from transformers.trainer_utils import TrainOutput
 
 from tiebreak.api.huggingface import refusals, sampled_rollouts, trainer_loop
 from tiebreak.api.huggingface.objective import check_padding, objective, ready
-from tiebreak.api.huggingface.recording import WEIGHT, Recording, columns, record
+from tiebreak.api.huggingface.recording import Recording, columns, record
 from tiebreak.api.huggingface.rollouts import Rollouts
 from tiebreak.api.huggingface.sampled_rollouts import RUN, SampledRollouts
 from tiebreak.api.machine import Machine
@@ -43,8 +45,9 @@ def train(
     machine: how this process computes [default: on the trainer's device].
     client, key, terms: the parties' keys and the terms of a job that can be disputed, as client, trainer and terms of
     `tiebreak.agree`. check: see `tiebreak.capture`.
-    exact_sampling: the rollouts of GRPOTrainer and RLOOTrainer are those that the weights and the seed demand, and the
-    step's program checks each token of them.
+    exact_sampling: the rollouts of GRPOTrainer and RLOOTrainer are those that the weights and the seed demand. The
+    step's program checks each token of them, its loss is NaN from the first other one on, and the terms of the job
+    demand finite losses.
 
     Raises `ConfigurationError`, with every reason, if the trainer asks for what a run could not follow.
     """
@@ -54,10 +57,11 @@ def train(
     if trial is not None:
         raise ConfigurationError("expected no trial of a search, got one: make a trainer and a folder for each trial")
     machine = machine or Machine(device=str(trainer.args.device))
+    terms = replace(terms or Terms(), finite_losses=True) if exact_sampling else terms
     with sampled_rollouts.marked(trainer) if exact_sampling else nullcontext() as judge:
         with _noting_reads(trainer.args) as read:
             recording = record(trainer)
-            rollouts = Rollouts.of(trainer, recording) if refusals.samples(trainer) else None
+            rollouts = Rollouts.of(trainer, recording, exact=exact_sampling) if refusals.samples(trainer) else None
             options = {"client": client, "trainer": key, "terms": terms, "check": check}
             with same_draws():
                 run = _agreed(trainer, recording, rollouts, machine, options, judge)
@@ -101,24 +105,26 @@ def _noting_reads(args: Any) -> Iterator[set[str]]:
 
 def _agreed(
     trainer: Any, recording: Recording, rollouts: Rollouts | None, machine: Machine, options: dict[str, Any],
-    judge: Callable[..., None] | None,
+    judge: Callable[..., Tensor] | None,
 ) -> Run:  # fmt: skip
     args, interval, late, more = trainer.args, _interval(trainer.args, recording), set[str](), None
     if rollouts is None:
         found, inputs = columns(trainer, recording), recording
+        data = found.data
     else:
-        found, inputs, late = rollouts.columns, rollouts.example, rollouts.columns.data.keys() - {WEIGHT}
+        found, inputs, data = rollouts.columns, rollouts.example, rollouts.data(args.seed)
+        late = found.data.keys() - data.keys() - rollouts.derived
         more = partial(rollouts.computed, trainer)
         every = (interval or max(1, recording.steps // CHECKPOINTS)) / rollouts.period
         interval = min(recording.steps, ceil(every) * rollouts.period)  # at which nothing is left to be used again
-    refers = nullcontext() if rollouts and not rollouts.refers else _reference(trainer)
-    with ready(trainer), refers, replaced(trainer, **_optimizers(trainer, recording.planned)):
+    refers = nullcontext() if rollouts and not (rollouts.refers or rollouts.reward_funcs) else _reference(trainer)
+    attached = rollouts.attached(trainer.model, args.device) if rollouts else nullcontext()
+    with ready(trainer), refers, attached, replaced(trainer, **_optimizers(trainer, recording.planned)):
         if found.smallest:
-            check_padding(trainer, inputs, found, more)
+            check_padding(trainer, inputs, found, None if rollouts is None else partial(rollouts.referred, trainer))
         task = Task(
             trainer.model, objective(trainer, found, more, judge), optimizer=trainer.optimizer, batch=1,
-            data={name: tensor for name, tensor in found.data.items() if name not in late},
-            late={name: found.data[name] for name in late}, steps=recording.steps, seed=args.seed,
+            data=data, late={name: found.data[name] for name in late}, steps=recording.steps, seed=args.seed,
             schedule=trainer.lr_scheduler, accumulation=args.gradient_accumulation_steps, norm=True,
             checkpoint_interval=interval,
             clip=Clip(norm=args.max_grad_norm) if args.max_grad_norm and args.max_grad_norm > 0 else None,

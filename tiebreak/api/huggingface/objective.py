@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from math import nan
 from types import MethodType
 from typing import Any, Final, cast
 
@@ -37,21 +38,22 @@ def _silent(trainer: Any) -> Iterator[None]:
 
 
 def objective(
-    trainer: Any, columns: RecordedColumns, more: More | None = None, judge: Callable[..., None] | None = None
+    trainer: Any, columns: RecordedColumns, more: More | None = None, judge: Callable[..., Tensor] | None = None
 ) -> Callable[..., Tensor]:
     """The loss as a function of the model and a row of the data, each (1, ...); rank 0.
 
     more: gives further inputs, which the step computes itself, from model and row, for a trainer that samples. judge:
-    called with both; it may write to buffers.
+    says of both whether all rollouts so far are the model's samples, else the loss is NaN, with the same gradients; it
+    may write to buffers.
     """
 
     def loss(model: Any, **rows: Tensor) -> Tensor:
-        given: dict[str, Any] = {name: rows[name][0].to(dtype) for name, dtype in columns.dtypes.items()}
+        given: dict[str, Any] = {name: row[0].to(columns.dtypes[name]) for name, row in rows.items()}
         items, weight = None if more else given.pop(ITEMS, None), given.pop(WEIGHT, None)
         given |= more(model, given) if more else {}
         found: Tensor = value(trainer, model, given | columns.constants, items)
         if judge is not None:
-            judge(model, given)
+            found = found + torch.where(judge(model, given), 0.0, nan)
         if weight is not None:
             return cast("Tensor", found * weight)
         return found if columns.factor == 1 else found * columns.factor
@@ -104,7 +106,7 @@ def check_padding(
     """
     loss = objective(trainer, columns, more)
     wanted = [p for p in trainer.model.parameters() if p.requires_grad]
-    close = _CLOSE_IN_BF16 if trainer.args.bf16 or any(p.dtype == torch.bfloat16 for p in wanted) else _CLOSE
+    close = _close(trainer)
     trainer.model.eval()  # without dropout, whose masks have the batch's shape
     norms = [m for m in trainer.model.modules() if isinstance(m, BatchNorm) and m.track_running_stats]
     before = [copy.deepcopy(norm.state_dict()) for norm in norms]
@@ -131,6 +133,23 @@ def check_padding(
     for norm, state in zip(norms, before, strict=True):
         norm.load_state_dict(state)
     trainer.model.train()
+
+
+def _close(trainer: Any) -> float:
+    in_bf16 = trainer.args.bf16 or any(p.dtype == torch.bfloat16 for p in trainer.model.parameters() if p.requires_grad)
+    return _CLOSE_IN_BF16 if in_bf16 else _CLOSE
+
+
+def check_loss(trainer: Any, computed: float, plain: float) -> None:
+    """Raises `ConfigurationError` if a step's loss is not near that of the trainer's own code in plain PyTorch.
+
+    Capture compares the loss of drawn tokens, which are no samples, so that both are NaN; here they are samples.
+    """
+    if not abs(computed - plain) <= 10 * _close(trainer) * (1 + abs(plain)):
+        raise ConfigurationError(
+            f"expected the loss of plain PyTorch for the first rollouts, {plain:.6g}, got {computed:.6g}: the program "
+            "is not the model. Please report this with the model"
+        )
 
 
 def _near(first: list[Tensor], second: list[Tensor], close: float) -> bool:

@@ -38,6 +38,13 @@ _OF_ROLLOUTS: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
     "aux_loss_enabled": ((False,), "a loss that balances experts counts padding too; set router_aux_loss_coef=0"),
 }  # fmt: skip
 """The same for a trainer that samples from its model: its arguments, or else its attributes."""
+_INSTEAD: Final = {
+    "OnlineDPOTrainer": "its pairs are made within a step, of which no rollouts can be published; GRPOTrainer with "
+    "num_generations=2 learns from two completions of each prompt, too, by the same reward_funcs",
+    "PPOTrainer": "its loop and its value model are its own; GRPOTrainer and RLOOTrainer compare the completions of a "
+    "prompt with each other in the place of a value model",
+}
+"""Trainers that sample and are not followed: why, and what to write instead."""
 _READING: Final = ("ReduceLROnPlateau", "GreedyLR")
 _LIBRARIES: Final = ("transformers.", "trl.", "peft.", "accelerate.", "axolotl.", "tiebreak.")
 
@@ -83,14 +90,6 @@ def _of_trainer(trainer: Trainer) -> Iterator[str]:
     version = getattr(sys.modules.get("trl"), "__version__", "1")
     if int(version.partition(".")[0]) < 1 and any(kind.__module__.startswith("trl.") for kind in type(held).__mro__):
         yield f"a trainer of TRL {version}, whose losses read values as TRL 1 does not: pip install -U trl"
-    if not samples(held) and (
-        type(held)._prepare_inputs is not Trainer._prepare_inputs
-        or _owner(held, "training_step").startswith("trl.experimental.")
-    ):
-        yield (
-            f"{type(held).__name__}, which prepares inputs with the model of the moment: of such trainers, GRPOTrainer "
-            "and RLOOTrainer are followed"
-        )
     if _is_users(_owner(held, "training_step")):
         yield "a training_step of your own, which a run never calls: put what it computes into compute_loss"
     kinds = {type(held), *map(type, held.model.modules())}
@@ -102,6 +101,16 @@ def _of_trainer(trainer: Trainer) -> Iterator[str]:
 
 
 def _of_rollouts(trainer: Any) -> Iterator[str]:
+    if instead := [_INSTEAD[kind.__name__] for kind in type(trainer).__mro__ if kind.__name__ in _INSTEAD]:
+        yield f"{type(trainer).__name__}: {instead[0]}"
+    elif not samples(trainer) and (
+        type(trainer)._prepare_inputs is not Trainer._prepare_inputs
+        or _owner(trainer, "training_step").startswith("trl.experimental.")
+    ):
+        yield (
+            f"{type(trainer).__name__}, which prepares inputs with the model of the moment: of such trainers, "
+            "GRPOTrainer and RLOOTrainer are followed"
+        )
     for name, (harmless, reason) in _OF_ROLLOUTS.items() if samples(trainer) else ():
         if (given := getattr(trainer.args, name, getattr(trainer, name, harmless[0]))) not in harmless:
             yield f"{name.strip('_')}={given!r}: {reason}"

@@ -14,9 +14,11 @@ from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 
-from tiebreak.api.huggingface.recording import Recording, loop
+from tiebreak.api.huggingface.objective import check_loss
+from tiebreak.api.huggingface.recording import WEIGHT, Recording, loop
 from tiebreak.api.huggingface.refusals import logs_in_loss
 from tiebreak.api.huggingface.rollouts import Rollouts, seeded
+from tiebreak.api.huggingface.sampled_rollouts import SAMPLED
 from tiebreak.api.training import trackers
 from tiebreak.api.training.runs import Run
 from tiebreak.api.training.trainer import Step
@@ -71,6 +73,8 @@ class _Driven:
         self._reports = hasattr(trainer, "_metrics") or logs_in_loss(trainer)
         self._norm: float | None = None
         self.callbacks = trainer.callback_handler
+        self.plain = list[Tensor]()
+        """The losses of the micro-batches of this step in plain PyTorch."""
         self.late: dict[str, Tensor] = {}
         """The late data of the next step."""
         self._written: dict[str, int] = {}
@@ -119,6 +123,7 @@ class _Driven:
         self._done = (self._done + 1) % held.current_gradient_accumulation_steps
         if not self._done:
             loss = self._losses[number - 1] if number <= self.first else self._next(number)
+            self.plain.clear()
         return torch.tensor(loss, device=held.args.device)
 
     def _next(self, number: int) -> float:
@@ -161,7 +166,7 @@ class _Driven:
         with same_draws(), torch.no_grad():
             prepared = self._prepared(inputs)
             with self.trainer.compute_loss_context_manager():
-                self.trainer.compute_loss(model, prepared, num_items_in_batch=items)
+                self.plain.append(self.trainer.compute_loss(model, prepared, num_items_in_batch=items))
 
     def _refresh(self) -> None:
         """Gives the module the weights before a step, with its first micro-batch."""
@@ -204,9 +209,13 @@ class _Sampling(_Driven):
         return loss
 
     def _next(self, number: int) -> float:
-        made = self._rollouts.late(self._taken)
+        made = self._rollouts.late(self._taken, (number - 1) * len(self._taken))
         self.late, self._taken = {name: made[name] for name in self.run.late}, []
-        return super()._next(number)
+        loss = super()._next(number)
+        if number == self.first + 1 and hasattr(self.trainer.model, SAMPLED):
+            weight = float(self._rollouts.columns.data[WEIGHT][0])
+            check_loss(self.trainer, loss, weight * float(torch.stack(self.plain).mean()))
+        return loss
 
     def _report(self, model: Any, inputs: Any, items: Any, *, computed: bool) -> None:
         if not computed:
@@ -214,10 +223,8 @@ class _Sampling(_Driven):
         held, a = self.trainer, self.trainer.args.gradient_accumulation_steps
         if held._step % (held.args.steps_per_generation * held.num_iterations) < held.args.steps_per_generation:
             late = self._logs.step_log(held.state.global_step + 1).late  # as TRL counts what it samples
-            masks = [
-                torch.frombuffer(bytearray(late[f"{n}_mask"]), dtype=torch.int64) for n in ("prompt", "completion")
-            ]
-            held.state.num_input_tokens_seen += sum(int(mask.view(a, -1)[self._done].sum()) for mask in masks)
+            said = torch.frombuffer(bytearray(late["completion_mask"]), dtype=torch.int64).view(a, -1)[self._done]
+            held.state.num_input_tokens_seen += int(said.sum() + self._rollouts.known["prompt_mask"][held._step].sum())
         return None
 
     def _prepared(self, inputs: Any) -> Any:

@@ -1,12 +1,19 @@
 """The properties and the progress of a run in its folder, as JSON data. Nothing here needs torch."""
 
+import re
+import struct
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from tiebreak.engine.run.directory import MAX_NOTICE_BYTES, MAX_TITLE_BYTES, TITLE, UNCHECKED, RunDirectory, open_offer
 from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.commitments.records import identify
 from tiebreak.protocol.errors import ConfigurationError, printable
+from tiebreak.protocol.program.isa import DType
+from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import SumKind, tolerance_of
+from tiebreak.protocol.tags import Digest
 
 __all__ = ["CHECKS", "check_of", "open_directory", "open_offer", "policy_words", "show", "status"]
 CHECKS: Final = {
@@ -15,6 +22,15 @@ CHECKS: Final = {
     "none": "the program was never compared with eager PyTorch",
 }
 """A sentence on each kind of check."""
+SAMPLED: Final = "model.rollouts_sampled"
+"""The state entry that is 1 as long as all rollouts were the model's samples, and then 0."""
+_ONE: Final = identify(DType.F32, (), struct.pack("<f", 1.0))
+_CHECKED: Final = ("completion_ids", "completion_mask")
+"""The late data that a program with that entry checks."""
+_OF_ROLLOUTS: Final = {"prompts": ("prompt_ids", "data of the job"), "advantages": ("advantages", "by the program")}
+"""What belongs to rollouts: the name of its late data, and where it comes from if there are none."""
+_REWARD: Final = re.compile(r"model\.rollouts\.mean_reward_[0-9]+_(.*)")
+"""The state entries of rewards that a program computes."""
 
 
 def open_directory(directory: Path) -> RunDirectory:
@@ -40,6 +56,7 @@ def status(run: RunDirectory) -> dict[str, Any]:
         "root": run.root(len(records)).hex() if records else None,
         "loss": metrics[-1]["loss"] if metrics else None,
         "kept_states": len(run.kept()),
+        **late_words(run.program),
     }
 
 
@@ -57,7 +74,31 @@ def show(run: RunDirectory) -> dict[str, Any]:
         **job.to_json(),
         "checkpoints": job.checkpoints,
         "instructions": len(run.program.body),
+        **late_words(run.program),
     }
+
+
+def late_words(program: Program, ids: Mapping[str, Digest] | None = None) -> dict[str, str]:
+    """Who answers for what the trainer gives with each step; empty for a program without late data.
+
+    ids: those of the tensors of the last state, if it was checked.
+    """
+    late, declared, found = [*program.late_spec()], "declared", dict[str, str]()
+    is_checked = SAMPLED in program.state_spec()
+    if _CHECKED[0] in late:
+        result = "" if ids is None else ", all of them" if ids.get(SAMPLED) == _ONE else ", which found others"
+        found["rollouts"] = f"sampled, checked by the program{result}" if is_checked else declared
+        found |= {name: declared if own in late else words for name, (own, words) in _OF_ROLLOUTS.items()}
+        rewards = [one[1] for name in program.state_spec() if (one := _REWARD.fullmatch(name))]
+        found |= {"rewards": f"by the program: {_listed(rewards)}"} if rewards else {}
+    if named := [name for name in late if not (is_checked and name in _CHECKED)]:
+        found[declared] = f"by the trainer: {_listed(named)}"
+    return found
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Names that a stranger gave, without what would make them look like other words of a report."""
+    return ", ".join(re.sub(r"[^\w.()-]", "?", name, flags=re.ASCII) for name in names)
 
 
 def check_of(run: RunDirectory) -> str:
@@ -80,4 +121,5 @@ def policy_words(job: Job) -> str:
     if not job.is_logged:
         return f"exact, {job.precision} bits"
     tolerances = (f"{kind.name.lower()} 2^-{n}" for kind in SumKind if (n := tolerance_of(job.tolerances, kind)))
-    return f"logged, {job.precision} bits, within {', '.join(tolerances) or 'no tolerance'} of a gap"
+    demand = "; losses must be finite" if job.demands_finite_losses else ""
+    return f"logged, {job.precision} bits, within {', '.join(tolerances) or 'no tolerance'} of a gap{demand}"

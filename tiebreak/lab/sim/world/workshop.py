@@ -11,7 +11,7 @@ near ties, so its logs have many entries and are the same on any machine.
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
 from typing import Any, Final
@@ -99,8 +99,7 @@ class Workshop:
 
     def job(self, *, client: Address, trainer: Address, nonce: int, terms: Terms) -> Job:
         """A job over the computation: ten steps, a checkpoint after every third and after the last."""
-        bargained = {field.name: getattr(terms, field.name) for field in fields(terms)} | {"nonce": nonce}
-        return replace(self._template, client=client, trainer=trainer, **bargained)
+        return replace(self._template, client=client, trainer=trainer, **terms.job_fields | {"nonce": nonce})
 
     def honest(self, job: Job) -> Work:
         """The true run. Like all methods here, raises `ConfigurationError` for a job over another computation."""
