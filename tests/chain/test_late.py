@@ -1,5 +1,6 @@
 """Late data in Python and in the contract, move by move: a source is proved under the step log of its step."""
 
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -7,10 +8,11 @@ import pytest
 
 from tests.chain.duel import Duel, parties, play
 from tests.chain.support import CHALLENGER, CLIENT, TRAINER
-from tests.chain.test_random_play import late_job
+from tests.chain.test_random_play import late_job, over
 from tests.chain.tiny import LATE, WRITTEN, late_logs, make_job
 from tests.parts import slow_except
-from tests.protocol.runs import Liar, Run
+from tests.protocol.instructions import committed, source
+from tests.protocol.runs import STEPS, Liar, Logs, Run, Setting
 from tiebreak.protocol.chain import Call, EmbeddedChain, Outcome
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.game.match import moves
@@ -20,8 +22,16 @@ from tiebreak.protocol.game.sides import Party
 from tiebreak.protocol.game.snapshot import Standing
 from tiebreak.protocol.game.state import GameState, Level, Reason
 from tiebreak.protocol.parties import transactions as tx
+from tiebreak.protocol.program.isa import DType, SourceKind
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.program.rounding import StepLog
 
 LOGS = late_logs()
+LONE = Setting(
+    "lone", Program((source(SourceKind.LATE, "written", DType.F32),), (committed("w", DType.F32, (), 0),)),
+    {"w": bytes(4)}, {},
+)  # fmt: skip
+"""The least program: its only instruction reads a late number, which is the new state and the loss."""
 
 
 def run(job: Job) -> Run:
@@ -34,14 +44,14 @@ def lying(chain: EmbeddedChain, job: Job, step: int) -> tuple[Duel, Run, Run]:
     return Duel(chain, liar, head_count=job.checkpoints), liar, run(job)
 
 
-def to_the_proof(duel: Duel, players: dict[Side, Party]) -> Move | None:
+def to_the_proof(duel: Duel, players: dict[Side, Party], at: int = WRITTEN) -> Move | None:
     """Play until the source is to be proved. Returns the last move."""
     last = None
     while duel.state.phase is not Phase.PROVE:
         last = players[duel.state.mover].move(duel.state, last)
         assert duel.try_move(last), duel.contract_refusal
     duel.wait()
-    assert (duel.state.level, duel.state.leaf) == (Level.VALUES, WRITTEN)
+    assert (duel.state.level, duel.state.leaf) == (Level.VALUES, at)
     return last
 
 
@@ -53,6 +63,32 @@ def test_other_late_data_than_the_logs_are_convicted(chain: EmbeddedChain, inter
     assert duel.state.verdict is not None
     assert (duel.state.verdict.winner, duel.state.verdict.reason) == (Side.CHALLENGER, Reason.RECOMPUTED)
     assert (duel.state.step, duel.state.leaf) == (step, WRITTEN)
+
+
+@pytest.mark.parametrize("step", slow_except(range(1, 4), 2))
+def test_the_only_instruction_is_proved_without_siblings(chain: EmbeddedChain, step: int) -> None:
+    """The step log is then the tensor's id: a proof of depth 0."""
+    LONE.program.validate()
+    assert LONE.program.half_depth == 0
+    logs = Logs({at: StepLog(late={"written": struct.pack("<f", at)}) for at in range(1, STEPS + 1)}, LONE.program)
+    job = over(LONE, levels=3)
+    liar, honest = (kind(job, *more, logs=logs, setting=LONE) for kind, more in ((Liar, (step, 0)), (Run, ())))
+    duel, players = Duel(chain, liar, head_count=job.checkpoints), parties(liar, honest)
+    last = to_the_proof(duel, players, at=0)
+    proof = players[Side.CHALLENGER].move(duel.state, last)
+    assert isinstance(proof, Prove)
+    assert isinstance(proof.witness, TensorWitness)
+    assert (proof.witness.siblings, proof.witness.tensor_id) == ((), logs.tree(step).root)
+    for changed in (
+        replace(proof.witness, siblings=(bytes(32),)),  # type: ignore[arg-type]
+        replace(proof.witness, tensor_id=duel.state.node),
+        replace(proof.witness, tensor_id=logs.tree(step % STEPS + 1).root),
+    ):
+        assert not duel.try_move(replace(proof, witness=changed))
+    assert duel.refusals == {"WrongRoot", "WrongSiblingCount"}
+    assert duel.try_move(proof)
+    assert duel.state.verdict is not None
+    assert (duel.state.verdict.winner, duel.state.verdict.reason) == (Side.CHALLENGER, Reason.RECOMPUTED)
 
 
 def test_no_other_witness_proves_late_data(chain: EmbeddedChain, cases: Callable[[int], None]) -> None:

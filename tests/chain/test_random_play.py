@@ -101,7 +101,12 @@ def random_late_game(chain: Chain, seed: int, attempts: int) -> Duel:
 
 def late_job(**options: int) -> Job:
     """Nothing but late data is logged."""
-    return _duel_job(logged_runs.make_job(setting=LATE, tolerances=0, **options))
+    return over(LATE, **options)
+
+
+def over(setting: logged_runs.Setting, **options: int) -> Job:
+    """A job of policy `logged` without tolerances."""
+    return _duel_job(logged_runs.make_job(setting=setting, tolerances=0, **options))
 
 
 def logged_duel_job(**options: int) -> Job:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -17,19 +18,25 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tiebreak
+from conformance.whole_steps import execute, new_state
+from tests.conftest import CaseCounter
+from tests.parts import slow_except
 from tiebreak import ConfigurationError
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.interpreters import make_interpreter
 from tiebreak.api.training.runs import open_run
 from tiebreak.engine.logged.committed import CommittedLogs
-from tiebreak.engine.logged.encoding import decode_sparse, encode_sparse, max_sparse_bytes
-from tiebreak.engine.logged.files import LogFiles
+from tiebreak.engine.logged.encoding import BLOCK, decode_sparse, encode_sparse, max_sparse_bytes
+from tiebreak.engine.logged.files import LogFile, LogFiles, log_path
+from tiebreak.engine.logged.log_replay import late_tensors
 from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.run.directory import LOGS, RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.log_tree import LogTree
+from tiebreak.protocol.commitments.records import identify
 from tiebreak.protocol.errors import CannotCheck, EncodingError, ProgramError, StateError, VerificationError
+from tiebreak.protocol.hashing import CHUNK_BYTES
 from tiebreak.protocol.program.example_order import example_order
 from tiebreak.protocol.program.isa import DType, Slot, SourceKind
 from tiebreak.protocol.program.program import Program
@@ -219,6 +226,44 @@ def test_other_late_data_than_the_committed_ones_are_refused(run: tiebreak.Run, 
         logs.step_log(5)
 
 
+def of_other_shape(program: Program, logs: list[StepLog]) -> Program:
+    """The program that reads late data of these sizes."""
+    body = [*program.body]
+    for place, data in zip(program.sources(SourceKind.LATE), logs[0].late.values(), strict=True):
+        wide = replace(body[place], dtype=DType.F32) if len(data) == 4 * body[place].numel else body[place]
+        body[place] = replace(wide, shape=(len(data) // wide.dtype.size,))
+    return Program(tuple(body), program.commits)
+
+
+NOT_READ = "log of step 4: expected what was committed, got none that can be read: .*"
+REPLACED: dict[str, tuple[Callable[[Mapping[str, bytes]], dict[str, bytes]] | None, str]] = {
+    "of other steps": (None, "logs of steps 4 to 6: expected log root"),
+    "other values": (lambda late: {"y": late["y"][8:] + late["y"][:8]}, "logs of steps 4 to 6: expected log root"),
+    "too long": (
+        lambda late: {name: data * 2 for name, data in late.items()},
+        f"{NOT_READ}expected a part of 1 to 120",
+    ),
+    "of another dtype": (lambda late: {"y": bytes(4 * 6)}, f"{NOT_READ}expected a frame of 48 bytes, got one of 24"),
+}
+
+
+@pytest.mark.parametrize("what", REPLACED)
+def test_an_audit_refuses_late_data_that_were_replaced_after_the_head(run: tiebreak.Run, what: str) -> None:
+    """Well formed files of the same job and segment: of other steps, values, sizes and types."""
+    opened = RunDirectory.open(run.directory)
+    assert run.signed
+    steps = range(4, 7)
+    logs, (change, words) = [LogFiles(opened).step_log(step) for step in steps], REPLACED[what]
+    logs = [replace(log, late={**log.late, **change(log.late)}) for log in logs] if change else logs[::-1]
+    file = LogFile(log_path(opened.path, 6), of_other_shape(opened.program, logs), opened.job.id, steps)
+    file.create()
+    for step, log in zip(steps, logs, strict=True):
+        file.append(step, log)
+    with pytest.raises(CannotCheck, match=words):
+        open_run(run.directory).audit()
+    assert open_run(run.directory).audit(to_step=3).agrees
+
+
 def late_program() -> Program:
     b = Builder()
     w = b.state("w", DType.F32, (3,))
@@ -246,6 +291,42 @@ def test_logs_with_late_data_survive_encoding_and_nothing_else_does(data: st.Dat
     at, value = data.draw(st.integers(0, len(encoded) - 1)), data.draw(st.integers(0, 255))
     with suppress(EncodingError, LogError):  # and nothing else
         decode_sparse(encoded[:at] + bytes([value]) + encoded[at + 1 :], program, 7).check(program, 7)
+
+
+def sized(count: int, size: int) -> Program:
+    """Counts, in its state, what is true in each late tensor."""
+    b, names = Builder(), [f"{n:03}" for n in range(count)]
+    held = {f"w{name}": b.state(f"w{name}", DType.I64, ()) for name in names}
+    late = [b.sum(b.cast(b.late(f"x{name}", DType.BOOL, (size,)), DType.I64)) for name in names]
+    return b.finish(
+        {name: b.add(old, one) for (name, old), one in zip(held.items(), late, strict=True)}, b.cast(late[0], DType.F32)
+    )
+
+
+@pytest.mark.parametrize(
+    ("count", "size"),
+    slow_except(
+        [(1, CHUNK_BYTES - 1), (1, CHUNK_BYTES), (1, CHUNK_BYTES + 1), (2, BLOCK), (2, BLOCK + 1), (300, 1), (257, 3)],
+        (1, CHUNK_BYTES), (1, CHUNK_BYTES + 1), (257, 3), several=True,
+    ),
+)  # fmt: skip
+def test_late_data_of_any_size_and_number_are_one_log(count: int, size: int, cases: CaseCounter) -> None:
+    """A chunk exactly and a byte more, a part of the file exactly and a byte more, more tensors than a byte counts."""
+    program, drawn = sized(count, size), np.random.default_rng(count + size)
+    late = {name: drawn.integers(2, size=size, dtype=np.uint8).tobytes() for name in program.late_spec()}
+    log = StepLog(late=late)
+    assert len(encoded := encode_sparse(log, program, 1)) <= max_sparse_bytes(program)
+    assert decode_sparse(encoded, program, 1) == log
+    tree, machine = LogTree(program, log), make_interpreter(program, Machine())
+    for leaf, identity in tree.late.items():
+        assert identity == identify(DType.BOOL, (size,), late[program.body[leaf].params.name])
+        assert fold(identity, leaf, tree.above(leaf)) == tree.root
+        cases(1)
+    state = {name: torch.tensor(n) for n, name in enumerate(program.state_spec())}
+    got = machine.step(1, machine.to_device(state), late_tensors(program, log, machine.arithmetic)).state
+    assert [int(n) for n in got.values()] == [n + sum(data) for n, data in enumerate(late.values())]
+    made = execute(program, {name: one.numpy().tobytes() for name, one in state.items()}, {}, 1, log=log)
+    assert new_state(program, made) == {name: one.numpy().tobytes() for name, one in got.items()}
 
 
 @pytest.mark.parametrize("late", [{}, {"z": b"\2\0\0"}, {"z": b"\0\0"}, {"u": b""}])

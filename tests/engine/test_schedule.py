@@ -146,6 +146,17 @@ def test_the_optimizer_runs_as_soon_as_a_gradient_is_there() -> None:
     assert peak_bytes(program, in_order(program), lambda _: False, given) > 4 * SIZE * 6
 
 
+def test_only_what_a_wanted_value_follows_from_is_executed() -> None:
+    program = adam(3)
+    (wanted, *later) = [n for n, i in enumerate(program.body) if i.opcode == Opcode.REDUCE]
+    units = in_order(program, [wanted])
+    done = [n for unit in units for n in unit.members]
+    read = {a.value for n in done for a in program.body[n].operands}
+    assert read | {wanted} == {*done}
+    assert not {*later} & {*done}
+    assert {n for unit in units for dying in unit.dying for n in dying} == {*done}, "nothing stays in memory"
+
+
 def test_an_old_value_that_is_read_later_keeps_its_memory() -> None:
     b = Builder()
     x, y = b.state("x", DType.F32, (8,)), b.state("y", DType.F32, (8,))

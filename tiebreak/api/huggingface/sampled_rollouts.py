@@ -35,6 +35,7 @@ from tiebreak.engine.data.tensors import from_bytes
 from tiebreak.engine.dtypes import TORCH_DTYPES
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
+from tiebreak.engine.run import schedule
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.errors import ConfigurationError, VerificationError
 from tiebreak.protocol.numbers.philox import shuffle
@@ -142,6 +143,7 @@ class SampledRollouts:
         if not len(self._draws) == len(self._found) == a or prod(self._draws[0].shape) % count:
             got = f"{len(self._draws)} draws and {len(self._found)} choices"
             raise ConfigurationError(f"expected a model that draws nothing in {a} micro-batches, got {got} (dropout?)")
+        self._interpreter.in_order = schedule.in_order(opened.program, self._found)
         self._vocabulary = self._draws[0].numel // count
         self.drafted = self.corrected = 0
 
@@ -185,10 +187,10 @@ class SampledRollouts:
         return torch.cat([input_ids, torch.tensor(filled, device=input_ids.device)], 1)
 
     def _state(self) -> dict[str, Tensor]:
-        """The state before a step, as far as sampling reads it; zeros for the rest."""
+        """The state before a step, as far as sampling reads it; anything for the rest."""
         model = self._trainer.model
         own = {MODEL + name: tensor.detach() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
-        state = {name: torch.zeros(shape, dtype=TORCH_DTYPES[dtype]) for name, (dtype, shape) in self._spec.items()}
+        state = {name: torch.empty(shape, dtype=TORCH_DTYPES[dtype]) for name, (dtype, shape) in self._spec.items()}
         state |= {name: tensor.to(state[name].dtype) for name, tensor in own.items() if name in state}
         return self._interpreter.to_device(state)
 

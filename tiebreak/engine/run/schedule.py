@@ -65,9 +65,13 @@ def reads_in_place(access: Access, instruction: Instruction, operand: Instructio
     )
 
 
-def in_order(program: Program) -> tuple[Unit, ...]:
-    """The program's own order, one instruction at a time."""
-    return with_lifetimes(program, [(index,) for index in range(len(program.body))])
+def in_order(program: Program, wanted: Collection[int] | None = None) -> tuple[Unit, ...]:
+    """The program's own order, one instruction at a time. wanted: leaves out what none of these values follows from."""
+    needed = set(range(len(program.body)) if wanted is None else wanted)
+    for index in reversed(range(len(program.body))):
+        if index in needed:
+            needed |= {operand.value for operand in program.body[index].operands}
+    return with_lifetimes(program, [(index,) for index in sorted(needed)])
 
 
 def plan(
