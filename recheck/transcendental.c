@@ -18,9 +18,9 @@ static Wide one, pi_half, ln2, two_over_root_pi;
 static Wide fixed(u128 value, int exponent) { return shifted(wide(value), POINT + exponent); }
 
 /* Sum of t^(2k+1) / (2k+1) with t = numerator / denominator, of alternating signs for the arc tangent. */
-static Wide arc(uint64_t numerator, uint64_t denominator, bool alternating) {
+static Wide arc(uint32_t numerator, uint32_t denominator, bool alternating) {
     Wide power = over(fixed(numerator, 0), denominator), sum = wide(0), square = times(power, power, POINT);
-    for (uint64_t k = 1; !is_zero(power); k += 2, power = times(power, square, POINT)) {
+    for (uint32_t k = 1; !is_zero(power); k += 2, power = times(power, square, POINT)) {
         Wide term = over(power, k);
         sum = alternating && k % 4 == 3 ? minus(sum, term) : plus(sum, term);
     }
@@ -55,7 +55,7 @@ static Wide exponential(Wide x, bool minus_sign, int *power) {
     Wide r, q = quotient(x, ln2, &r), sum = one, term = one;
     *power = (int)q.w[0];
     if (minus_sign) *power = -*power - 1, r = minus(ln2, r);
-    for (uint64_t k = 1; !is_zero(term); k++) {
+    for (uint32_t k = 1; !is_zero(term); k++) {
         term = over(times(term, r, POINT), k);
         sum = plus(sum, term);
     }
@@ -82,7 +82,7 @@ static Enclosure enclose_tanh(Parts p) {
 static Enclosure enclose_erf(Parts p) {
     Wide square = fixed((u128)p.mantissa * p.mantissa, 2 * p.exponent), power = one, sum = wide(0);
     if (compare(square, fixed(36, 0)) >= 0 || p.exponent > 0) return just_below((Parts){p.negative, 1, 0});
-    for (uint64_t k = 0; !is_zero(power); k++, power = over(times(power, square, POINT), k)) {
+    for (uint32_t k = 0; !is_zero(power); k++, power = over(times(power, square, POINT), k)) {
         Wide term = over(power, 2 * k + 1);
         sum = k % 2 ? minus(sum, term) : plus(sum, term);
     }
@@ -93,7 +93,7 @@ static Enclosure enclose_erf(Parts p) {
 static Enclosure enclose_sine(Parts p, bool cosine) {
     Wide r, turns = quotient(fixed(p.mantissa, p.exponent), pi_half, &r), sum = wide(0), term = one;
     uint64_t quadrant = (turns.w[0] + cosine) % 4;
-    for (uint64_t k = 0; !is_zero(term); k++, term = over(times(term, r, POINT), k)) {
+    for (uint32_t k = 0; !is_zero(term); k++, term = over(times(term, r, POINT), k)) {
         if (k % 2 == quadrant % 2) continue; /* even quadrants take the sine of the rest, odd ones its cosine */
         sum = k % 4 < 2 ? plus(sum, term) : minus(sum, term);
     }

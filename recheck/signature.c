@@ -1,4 +1,4 @@
-#include "protocol.h"
+#include "recheck.h"
 
 /* The prime of secp256k1's coordinates, the order of its group, and its generator (SEC 2, section 2.4.1). */
 static const Wide P = {{0xfffffffefffffc2f, UINT64_MAX, UINT64_MAX, UINT64_MAX}};
