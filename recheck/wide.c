@@ -61,7 +61,7 @@ Wide times(Wide a, Wide b, int right) {
 
 Wide over(Wide a, uint32_t b) {
     uint64_t rest = 0;
-    for (int k = LIMBS; k-- > 0;) { /* 32 bits at a time */
+    for (int k = limbs_of(a); k-- > 0;) { /* 32 bits at a time */
         uint64_t high = rest << 32 | a.w[k] >> 32, low = high % b << 32 | (a.w[k] & UINT32_MAX);
         a.w[k] = high / b << 32 | low / b, rest = low % b;
     }
