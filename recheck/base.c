@@ -96,6 +96,12 @@ Digest pad(Digest root, unsigned depth, unsigned padded) {
     return root;
 }
 
+Digest fold(Digest leaf, uint64_t position, const Digest *path, size_t count) {
+    for (size_t k = 0; k < count; k++, position >>= 1)
+        leaf = position & 1 ? node(path[k], leaf) : node(leaf, path[k]);
+    return leaf;
+}
+
 static void end_chunk(Chunks *of) {
     Sha256 hash = begin_sha256();
     add_bytes(&hash, text("tb.chunk")), add_bytes(&hash, (Bytes){of->chunk, of->held});

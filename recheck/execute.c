@@ -116,4 +116,7 @@ void make_canonical(uint8_t dtype, uint8_t *data, uint64_t elements) {
 }
 
 uint64_t size_of(const Instruction *i) { return i->elements * SIZE_OF[i->dtype]; }
-Digest id_of(const Instruction *i, Bytes data) { return tensor_id(i->dtype, i->rank, i->dims, chunk_root(data)); }
+
+Digest id_of(const Instruction *i, const uint8_t *data) {
+    return tensor_id(i->dtype, i->rank, i->dims, chunk_root((Bytes){data, (size_t)size_of(i)}));
+}

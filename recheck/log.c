@@ -32,10 +32,10 @@ Digest *value_logs(const Program *p, Log log) {
     for (uint32_t at = 0; at < p->body; at++) {
         size_t before = mark();
         const Instruction *i = &p->code[at];
-        roots[at] = is_logged(i) ? tree(word_leaves(i, log.codes[at]), (i->elements + 127) / 128) : empty();
+        roots[at] = is_logged(i) ? tree(word_leaves(i, log.codes[at]), (size_t)((i->elements + 127) / 128)) : empty();
         release(before);
     }
-    for (uint32_t k = 0; k < p->late.count; k++) roots[p->late.at[k] - p->code] = id_of(p->late.at[k], (Bytes){log.late[k], size_of(p->late.at[k])});
+    for (uint32_t k = 0; k < p->late.count; k++) roots[p->late.at[k] - p->code] = id_of(p->late.at[k], log.late[k]);
     return roots;
 }
 

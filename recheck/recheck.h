@@ -70,6 +70,8 @@ unsigned depth_of(uint64_t leaves);
 Digest empty(void);
 Digest node(Digest left, Digest right);
 Digest pad(Digest root, unsigned depth, unsigned padded);
+/* The root that a leaf and its siblings lead to (section 2). */
+Digest fold(Digest leaf, uint64_t position, const Digest *siblings, size_t count);
 
 /* A tree that grows leaf by leaf: the roots of its full subtrees by height, one for each bit of the count. */
 typedef struct {
@@ -108,7 +110,7 @@ Wide wide(u128 value);
 Wide plus(Wide a, Wide b);
 Wide minus(Wide a, Wide b);
 Wide shifted(Wide a, int left);
-Wide times(Wide a, Wide b, int right);
+Wide scaled(Wide a, Wide b, int right);
 Wide over(Wide a, uint32_t b);
 Wide quotient(Wide a, Wide b, Wide *rest);
 bool is_zero(Wide a);
@@ -206,6 +208,8 @@ typedef struct {
     const uint8_t *data;
 } Value;
 
+/* The number of elements of dims of 1 or more; refuses more than `most`. */
+uint64_t product_of(const uint64_t *dims, size_t rank, uint64_t most);
 Instruction decode_instruction(Bytes in);
 /* The checks of an operand of that dtype and size; those of the function and of all parameters are in decoding. */
 void check_operand(const Instruction *i, size_t k, uint8_t dtype, uint64_t elements);
@@ -227,7 +231,7 @@ uint64_t load(const Value *from, uint64_t at);
 /* Makes every NaN the one NaN; refuses a bool that is neither 0 nor 1. */
 void make_canonical(uint8_t dtype, uint8_t *data, uint64_t elements);
 uint64_t size_of(const Instruction *i);
-Digest id_of(const Instruction *i, Bytes data);
+Digest id_of(const Instruction *i, const uint8_t *data);
 
 /* The log of a step (sections 5.1 and 5.2): the codes by body instruction, NULL where it logs nothing; late data by slot. */
 typedef struct {

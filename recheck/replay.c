@@ -2,7 +2,6 @@
 
 #include <string.h>
 
-static Bytes bytes_of(const Instruction *i, const uint8_t *data) { return (Bytes){data, (size_t)size_of(i)}; }
 static const Instruction *commit(const Program *p, uint32_t slot) { return &p->code[p->body + slot]; }
 
 Replay *open_replay(const Program *p, int precision, uint32_t tolerances) {
@@ -25,7 +24,7 @@ Digest inputs_root(Replay *r, uint8_t kind) {
         const Instruction *i = kind == STATE ? commit(p, k) : p->data.at[k];
         uint8_t *data = r->tensors[kind][k];
         make_canonical(i->dtype, data, i->elements);
-        add_leaf(&all, entry_leaf(kind == STATE ? "tb.state" : "tb.data.", i->name, id_of(i, bytes_of(i, data))));
+        add_leaf(&all, entry_leaf(kind == STATE ? "tb.state" : "tb.data.", i->name, id_of(i, data)));
     }
     return count ? root_of(&all) : empty();
 }
@@ -105,8 +104,9 @@ void end_step(Replay *r) {
     const uint8_t **next = take(p->states, sizeof *next);
     for (uint32_t k = 0; k < p->states; k++) { /* a value may be the bytes of a state that is about to be written */
         uint32_t value = commit(p, k)->operand[0].value;
+        size_t size = (size_t)size_of(commit(p, k));
         next[k] = r->values[value].data;
-        if (p->code[value].opcode == SOURCE) next[k] = memcpy(take(size_of(commit(p, k)), 1), next[k], size_of(commit(p, k)));
+        if (p->code[value].opcode == SOURCE) next[k] = memcpy(take(size, 1), next[k], size);
     }
     for (uint32_t k = 0; k < p->states; k++) memcpy(r->tensors[STATE][k], next[k], (size_t)size_of(commit(p, k)));
     release(r->before);

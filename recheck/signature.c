@@ -17,12 +17,12 @@ static Wide mod(Wide a, Wide m) {
     Wide c = minus(shifted(wide(1), 256), m);
     while (bits_of(a) > 256) {
         Wide high = shifted(a, -256);
-        a = plus(minus(a, shifted(high, 256)), times(high, c, 0));
+        a = plus(minus(a, shifted(high, 256)), scaled(high, c, 0));
     }
     return compare(a, m) < 0 ? a : minus(a, m);
 }
 
-static Wide product(Wide a, Wide b, Wide m) { return mod(times(a, b, 0), m); }
+static Wide product(Wide a, Wide b, Wide m) { return mod(scaled(a, b, 0), m); }
 static bool bit(Wide a, int k) { return a.w[k / 64] >> k % 64 & 1; }
 
 static Wide power(Wide a, Wide exponent, Wide m) {
@@ -37,7 +37,7 @@ static Wide power(Wide a, Wide exponent, Wide m) {
 static Wide inverse(Wide a, Wide m) { return power(a, minus(m, wide(2)), m); } /* Fermat */
 
 /* a b + c d. */
-static Wide cross(Wide a, Wide b, Wide c, Wide d) { return mod(plus(times(a, b, 0), times(c, d, 0)), P); }
+static Wide cross(Wide a, Wide b, Wide c, Wide d) { return mod(plus(scaled(a, b, 0), scaled(c, d, 0)), P); }
 
 /* Of any two points, equal or not: Renes, Costello and Batina 2016, formulas of section 3 for y^2 = x^3 + 7. */
 static Point add(Point a, Point b) {

@@ -41,7 +41,7 @@ void add_at(Wide *sum, uint64_t product, int place, bool minus_sign) {
 static int limbs_of(Wide a) { return (bits_of(a) + 63) / 64; }
 
 /* floor(a * b / 2^right) modulo 2^768, of numbers without a sign. */
-Wide times(Wide a, Wide b, int right) {
+Wide scaled(Wide a, Wide b, int right) {
     uint64_t full[2 * LIMBS + 1] = {0};
     int limbs = limbs_of(b), first = right / 64, bits = right % 64;
     for (int i = 0; i < LIMBS; i++) {

@@ -17,8 +17,6 @@ Tensors tensors_in(const Json *object);
 void put_accumulator(Buffer *out, const Accumulator *held);
 /* After the siblings of a position, the root. */
 void siblings(const Digest *leaves, size_t count, size_t position, Digest *out);
-/* The root that a leaf and its siblings lead to (section 2). */
-Digest fold(Digest leaf, uint64_t position, const Digest *siblings, size_t count);
 
 /* msgpack in its one form (section 9): kind is u for a number, b for bytes, ( for an array. */
 typedef struct Packed {

@@ -41,12 +41,6 @@ void log_path(const Program *p, Log log, uint32_t value, uint64_t chunk, Digest 
     release(before);
 }
 
-Digest fold(Digest leaf, uint64_t position, const Digest *path, size_t count) {
-    for (size_t k = 0; k < count; k++, position >>= 1)
-        leaf = position & 1 ? node(path[k], leaf) : node(leaf, path[k]);
-    return leaf;
-}
-
 Tensors tensors_in(const Json *object) {
     Tensors out = {0};
     for (const Json *at = object->first; at; at = at->next) out.count++;
