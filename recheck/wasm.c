@@ -183,6 +183,10 @@ const Program *EXPORT(program)(const uint8_t *at, size_t size) {
     return out;
 }
 
+const Digest *EXPORT(instruction_leaf)(const uint8_t *at, size_t size) {
+    return answered(instruction_leaf((Bytes){at, size}));
+}
+
 const Digest *EXPORT(program_root)(const Program *p) { return answered(program_root(p)); }
 
 /* The terms of a step, which `advance` counts; 2^64 - 1 if there are more. */
@@ -230,6 +234,15 @@ const Digest *EXPORT(step_log)(const Program *p, const uint8_t *at, size_t size)
     answer = step_log(p, log);
     release(before);
     return &answer;
+}
+
+/* The size of the first step's log in a plain log file, from behind its tolerances on. */
+size_t EXPORT(log_size)(const Program *p, const uint8_t *at, size_t size) {
+    size_t before = mark();
+    Bytes in = {at, size};
+    read_log(p, &in);
+    release(before);
+    return size - in.left;
 }
 
 /* REPLAYS (sections 3 to 7): open, fill in the tensors, then each step: begin, advance until it is complete, look, end. */

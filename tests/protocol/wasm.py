@@ -10,6 +10,9 @@ from typing import Any
 
 import wasmtime
 
+from tiebreak.protocol.program.isa import Instruction
+from tiebreak.protocol.program.program import encode_instruction
+
 STATE, DATA, LATE = 2, 3, 4
 ENGINE = wasmtime.Engine()
 WIDTHS = (4, 8, 1)
@@ -108,6 +111,29 @@ class Recheck:
                 self.call("tree_add", tree, self.put(leaf))
             return self.digest("tree_root", tree)
 
+    def hash(self, name: str, data: bytes) -> bytes:
+        """A digest of bytes alone: keccak256, instruction_leaf."""
+        with self.scratch():
+            return self.digest(name, self.put(data), len(data))
+
+    def compute(
+        self,
+        instruction: Instruction,
+        operands: Sequence[tuple[int, bytes]],
+        step: int = 1,
+        precision: int = 32,
+        logged: tuple[int, bytes] | None = None,
+    ) -> bytes:
+        """The result of one instruction on (dtype, data) of its operands; logged: tolerance, and a code an element."""
+        encoded = encode_instruction(instruction)
+        with self.scratch():
+            given = ((dtype, self.put(data), len(data) // WIDTHS[dtype]) for dtype, data in operands)
+            place = self.put(b"".join(struct.pack("<IIQ", *one) for one in given))
+            tolerance, codes = logged if logged is not None else (0, b"")
+            rounding = (precision, tolerance, self.put(codes) if logged is not None else 0)
+            at = self.call("compute", self.put(encoded), len(encoded), place, len(operands), step, *rounding)
+            return self.get(at, instruction.numel * instruction.dtype.size)
+
     def program(self, encoded: bytes) -> int:
         return self.call("program", self.put(encoded), len(encoded))  # type: ignore[no-any-return]
 
@@ -119,6 +145,16 @@ class Recheck:
         dtype, elements, terms = fields[2], fields[12], fields[13]
         named = {"opcode": fields[0], "function": fields[1], "name": name}
         return Described(dtype=dtype, elements=elements, terms=terms, dims=dims, **named)
+
+    def split(self, program: int, file: bytes) -> tuple[int, list[bytes]]:
+        """The tolerances and the log of each step of a plain log file."""
+        logs, rest = [], file[4:]
+        while rest:
+            with self.scratch():
+                size = self.call("log_size", program, self.put(rest), len(rest))
+            logs.append(rest[:size])
+            rest = rest[size:]
+        return int.from_bytes(file[:4], "big"), logs
 
     def slots(self, program: int, kind: int) -> list[Described]:
         numbers = [self.call("slot", program, kind, k) for k in range(self.call("count", program, kind))]
