@@ -26,7 +26,7 @@ TOOLS_HEADER: Final = """\
 """
 COMPILER: Final = ROOT / "recheck" / "compiler.txt"
 COMPILER_HEADER: Final = """\
-# What compiles recheck to WebAssembly (`make wasm`), in an environment of its own: 100 MB, Zig with Clang and wasi-libc.
+# What compiles recheck to WebAssembly (`make wasm`), in an environment of its own: Zig with Clang and wasi-libc.
 # `make constraints` writes the hashes.
 """
 TORCH_PIN: Final = "torch==2.13.0"

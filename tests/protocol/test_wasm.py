@@ -1,4 +1,4 @@
-"""`recheck` as a WebAssembly module, under wasmtime: the corpus, the vectors, hostile bytes, bounds. `make wasm` builds it.
+"""`recheck` as a WebAssembly module under wasmtime: the corpus, the vectors, hostile bytes, bounds. See `make wasm`.
 
 What its exports cannot express stays with the native program (test_recheck.py): accumulators, posts and snapshots.
 """
@@ -7,6 +7,7 @@ import json
 import lzma
 import os
 import random
+import re
 import shutil
 import struct
 import subprocess
@@ -28,8 +29,7 @@ from tests.protocol.logged import plain
 from tests.vectors import transcendentals
 from tiebreak.api.corpus import programs
 from tiebreak.engine.logged.encoding import decode_sparse
-
-from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, SourceKind
+from tiebreak.protocol.program.isa import Access, DType, MapFunction, SourceKind
 from tiebreak.protocol.program.program import Program, decode_instruction
 
 wasmtime = pytest.importorskip("wasmtime")
@@ -43,13 +43,16 @@ pytestmark = pytest.mark.skipif(not (MODULE.exists() or NEEDED), reason="needs r
 F32, I64 = DType.F32, DType.I64
 
 
+HEXADECIMAL = re.compile("0x([0-9a-f]{2})*")
+
+
 def _decoded(value: Any) -> Any:
     """JSON with bytes for its hexadecimal strings."""
     if isinstance(value, dict):
         return {key: _decoded(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_decoded(item) for item in value]
-    return bytes.fromhex(value[2:]) if isinstance(value, str) and value.startswith("0x") else value
+    return bytes.fromhex(value[2:]) if isinstance(value, str) and HEXADECIMAL.fullmatch(value) else value
 
 
 def vectors(name: str) -> Any:
@@ -360,7 +363,7 @@ def test_memory_is_bounded_as_the_host_says(module: Any) -> None:
     with pytest.raises(Refused, match="fits into 4194304 bytes"):
         recheck.call("advance", replay, 1)
     mark = recheck.call("mark")
-    with pytest.raises(Refused, match="fits into 4194304 bytes"):
+    with suppress(Refused):
         while True:
             recheck.call("allocate", 4096)
     assert 3 << 20 < recheck.size <= limit
