@@ -290,5 +290,8 @@ Digest domain_of(uint64_t chain, Bytes contract);
 Digest to_sign(Digest domain, const Buffer *structure);
 /* The address that signed, as a word. */
 Digest signer_of(Digest signed_digest, Bytes signature);
+/* The address, as a word, of a secret of 32 bytes, and its signature. */
+Digest address(Bytes secret);
+void sign(Digest digest, Bytes secret, uint8_t out[65]);
 
 #endif

@@ -95,6 +95,7 @@ const Digest *EXPORT(empty)(void) { return answered(empty()); }
 const Digest *EXPORT(node)(const Digest *left, const Digest *right) { return answered(node(*left, *right)); }
 
 const Digest *EXPORT(pad)(const Digest *root, uint32_t depth, uint32_t padded) {
+    if (padded > 64) refuse("expected a depth of at most 64, got %u", (unsigned)padded);
     return answered(pad(*root, depth, padded));
 }
 
@@ -172,6 +173,22 @@ const uint8_t *EXPORT(signer)(const Digest *digest, const uint8_t *signature) {
     answer = signer_of(*digest, (Bytes){signature, 65});
     release(before);
     return answer.b + 12;
+}
+
+/* The address of a secret of 32 bytes, and its signature. For a key that is made for one statement: others may measure time. */
+const uint8_t *EXPORT(address)(const uint8_t *secret) {
+    size_t before = mark();
+    answer = address((Bytes){secret, 32});
+    release(before);
+    return answer.b + 12;
+}
+
+const uint8_t *EXPORT(sign)(const Digest *digest, const uint8_t *secret) {
+    static uint8_t signature[65];
+    size_t before = mark();
+    sign(*digest, (Bytes){secret, 32}, signature);
+    release(before);
+    return signature;
 }
 
 /* PROGRAMS (section 4) */

@@ -29,6 +29,7 @@ from tests.protocol.logged import plain
 from tests.vectors import transcendentals
 from tiebreak.api.corpus import programs
 from tiebreak.engine.logged.encoding import decode_sparse
+from tiebreak.protocol.commitments.keys import PrivateKey, recover
 from tiebreak.protocol.program.isa import Access, DType, MapFunction, SourceKind
 from tiebreak.protocol.program.program import Program, decode_instruction
 
@@ -41,6 +42,8 @@ ZIG = ROOT / ".venv-wasm" / "bin" / "python"
 NEEDED = "TIEBREAK_NEED_WASM" in os.environ
 pytestmark = pytest.mark.skipif(not (MODULE.exists() or NEEDED), reason="needs recheck.wasm, which make wasm builds")
 F32, I64 = DType.F32, DType.I64
+ORDER = 0xFFFFFFFF_FFFFFFFF_FFFFFFFF_FFFFFFFE_BAAEDCE6_AF48A03B_BFD25E8C_D0364141
+"""Of secp256k1's group."""
 
 
 HEXADECIMAL = re.compile("0x([0-9a-f]{2})*")
@@ -155,6 +158,21 @@ def test_signatures_are_those_of_the_vectors(recheck: Recheck, cases: CaseCounte
         type_ = "Received(bytes32 content,uint64 place,uint64 at)"
         assert signer(recheck, domain, type_, fields, post["received"])[1] == posts["hub"]
         cases()
+
+
+def test_signatures_of_the_module_are_recovered_by_python_and_by_itself(recheck: Recheck, cases: CaseCounter) -> None:
+    draw = random.Random(64)
+    for secret in (1, ORDER - 1, *(draw.randrange(1, ORDER) for _ in range(6))):
+        digest, key = draw.randbytes(32), recheck.put(secret.to_bytes(32, "big"))
+        place = recheck.put(digest)
+        signature = recheck.get(recheck.call("sign", place, key), 65)
+        own = recheck.get(recheck.call("address", key), 20)
+        assert own == PrivateKey.from_int(secret).address == recover(digest, signature)
+        assert recheck.get(recheck.call("signer", place, recheck.put(signature)), 20) == own
+        cases()
+    for secret in (0, ORDER, ORDER + 1):
+        with pytest.raises(Refused, match="secret"):
+            recheck.call("address", recheck.put(secret.to_bytes(32, "big")))
 
 
 def test_logs_are_those_of_the_vectors(recheck: Recheck, cases: CaseCounter) -> None:
