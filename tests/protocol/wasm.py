@@ -1,17 +1,12 @@
 """`recheck` as a WebAssembly module under wasmtime, called as a page would call it (recheck/wasm.c)."""
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import wasmtime
-
-from tiebreak.protocol.program.isa import Instruction
-from tiebreak.protocol.program.program import encode_instruction
 
 STATE, DATA, LATE = 2, 3, 4
 ENGINE = wasmtime.Engine()
@@ -23,22 +18,13 @@ class Refused(Exception):
     """The sentence with which the module refused."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Described:
-    """An instruction, as the module describes it."""
+class Described(NamedTuple):
+    """An instruction, as the module describes it; size: bytes of its result."""
 
     opcode: int
     function: int
-    dtype: int
     name: str
-    elements: int
-    terms: int
-    dims: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """Bytes of its result."""
-        return self.elements * WIDTHS[self.dtype]
+    size: int
 
 
 class Recheck:
@@ -49,40 +35,34 @@ class Recheck:
         self._store = wasmtime.Store(ENGINE)
         number = wasmtime.ValType.i32()
         refuse = wasmtime.Func(self._store, wasmtime.FuncType([number, number], []), self._refuse)
-        self._exports = wasmtime.Instance(self._store, module, [refuse]).exports(self._store)
+        self._exports: Any = wasmtime.Instance(self._store, module, [refuse]).exports(self._store)
+        self._memory = self._exports["memory"]
         if limit is not None:
             self.call("limit", limit)
-
-    @cached_property
-    def memory(self) -> wasmtime.Memory:
-        memory = self._exports["memory"]
-        assert isinstance(memory, wasmtime.Memory)
-        return memory
 
     @property
     def size(self) -> int:
         """Bytes of memory that the instance holds."""
-        return self.memory.data_len(self._store)
+        return self._memory.data_len(self._store)
 
     def _refuse(self, address: int, size: int) -> None:
         raise Refused(self.get(address, size).decode())
 
     def call(self, name: str, *arguments: int) -> Any:
         """Calls an export. Bytes are not taken here: see `put`."""
-        function: Callable[..., Any] = self._exports[name]  # type: ignore[assignment]
-        result = function(self._store, *arguments)
+        result = self._exports[name](self._store, *arguments)
         return result % (1 << 64) if name in ("element", "work", "done") else result
 
     def digest(self, name: str, *arguments: int) -> bytes:
         return self.get(self.call(name, *arguments), 32)
 
     def get(self, address: int, size: int) -> bytes:
-        return bytes(self.memory.read(self._store, address % (1 << 32), address % (1 << 32) + size))
+        return bytes(self._memory.read(self._store, address % (1 << 32), address % (1 << 32) + size))
 
     def put(self, data: bytes, address: int | None = None) -> int:
         """Writes bytes, to new memory if no address is given; the address."""
         address = self.call("allocate", len(data)) if address is None else address
-        self.memory.write(self._store, data, address)
+        self._memory.write(self._store, data, address)
         return address
 
     @contextmanager
@@ -117,34 +97,21 @@ class Recheck:
             return self.digest(name, self.put(data), len(data))
 
     def compute(
-        self,
-        instruction: Instruction,
-        operands: Sequence[tuple[int, bytes]],
-        step: int = 1,
-        precision: int = 32,
-        logged: tuple[int, bytes] | None = None,
+        self, encoded: bytes, operands: Sequence[tuple[int, bytes]], size: int, step: int = 1, precision: int = 32
     ) -> bytes:
-        """The result of one instruction on (dtype, data) of its operands; logged: tolerance, and a code an element."""
-        encoded = encode_instruction(instruction)
+        """So many bytes of the result of an instruction on (dtype, data) of its operands."""
         with self.scratch():
             given = ((dtype, self.put(data), len(data) // WIDTHS[dtype]) for dtype, data in operands)
             place = self.put(b"".join(struct.pack("<IIQ", *one) for one in given))
-            tolerance, codes = logged if logged is not None else (0, b"")
-            rounding = (precision, tolerance, self.put(codes) if logged is not None else 0)
-            at = self.call("compute", self.put(encoded), len(encoded), place, len(operands), step, *rounding)
-            return self.get(at, instruction.numel * instruction.dtype.size)
+            rest = (place, len(operands), step, precision, 0, 0)
+            return self.get(self.call("compute", self.put(encoded), len(encoded), *rest), size)
 
     def program(self, encoded: bytes) -> int:
         return self.call("program", self.put(encoded), len(encoded))  # type: ignore[no-any-return]
 
     def describe(self, program: int, number: int) -> Described:
-        raw = self.get(self.call("describe", program, number), 200)
-        fields = struct.unpack_from("<12I2Q", raw)
-        dims = struct.unpack_from(f"<{fields[3] + fields[4]}Q", raw, 64)
-        name = self.get(fields[9], fields[10]).decode()
-        dtype, elements, terms = fields[2], fields[12], fields[13]
-        named = {"opcode": fields[0], "function": fields[1], "name": name}
-        return Described(dtype=dtype, elements=elements, terms=terms, dims=dims, **named)
+        fields = struct.unpack("<12IQ", self.get(self.call("describe", program, number), 56))
+        return Described(*fields[:2], self.get(fields[9], fields[10]).decode(), fields[12] * WIDTHS[fields[2]])
 
     def split(self, program: int, file: bytes) -> tuple[int, list[bytes]]:
         """The tolerances and the log of each step of a plain log file."""
@@ -170,8 +137,7 @@ class Recheck:
         return self.digest("inputs", replay, STATE), self.digest("inputs", replay, DATA)
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """What a step made."""
 
     number: int
