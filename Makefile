@@ -12,6 +12,9 @@ WORKERS ?= 2
 # Linters of workflows and Dockerfiles, and what writes the bill of materials.
 TOOLS := .venv-tools
 TOOLS_STAMP := $(TOOLS)/.installed-$(shell cksum < .github/tools.txt | cut -d' ' -f1)
+# What compiles recheck to WebAssembly.
+COMPILER := .venv-wasm
+COMPILER_STAMP := $(COMPILER)/.installed-$(shell cksum < recheck/compiler.txt | cut -d' ' -f1)
 # Many slow tests wait for blocks and for windows to end.
 SLOW_WORKERS ?= 4
 # Some containers switch byte code off: then every worker, and every command that a test starts, compiles all it imports.
@@ -23,7 +26,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-v
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 SOURCES := .ci tiebreak conformance tests benchmarks examples model scripts contracts/scripts
 
-.PHONY: help setup demo test test-all models docs pages lint workflows format types vectors dist bill vectors-package constraints newest mutants hardest recheck gpu arm big-endian torches contracts anvil model model-quick nightly ci clean
+.PHONY: help setup demo test test-all models docs pages lint workflows format types vectors dist bill vectors-package constraints newest mutants hardest recheck wasm gpu arm big-endian torches contracts anvil model model-quick nightly ci clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -114,6 +117,15 @@ hardest: setup ## Search all 2^32 arguments of each transcendental for the harde
 
 recheck: ## The second implementation, in C: build it, hold it against the vectors and fuzz it (needs a C compiler)
 	$(MAKE) -C recheck test
+
+$(COMPILER_STAMP):
+	$(PYTHON) -m venv --clear $(COMPILER)
+	$(COMPILER)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --require-hashes -r recheck/compiler.txt
+	touch $@
+
+wasm: setup $(COMPILER_STAMP) ## recheck as a WebAssembly module in recheck/build/: build it (100 MB of compiler) and test it
+	$(MAKE) -C recheck wasm ZIG="$(abspath $(COMPILER))/bin/python -m ziglang"
+	TIEBREAK_NEED_WASM=1 $(BIN)/python -m pytest -n0 -m "" tests/protocol/test_wasm.py
 
 gpu: setup ## Measure a GPU in slices of 4 minutes; killed, it goes on (OPTIONS=--list: what is done; "--device cpu": a trial without one)
 	$(BIN)/python -m benchmarks.gpu $(OPTIONS)

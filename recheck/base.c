@@ -1,50 +1,7 @@
 #include "recheck.h"
 
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
+#include <inttypes.h>
 #include <string.h>
-
-static const size_t MEMORY = (size_t)1 << 30;
-
-jmp_buf *on_refusal;
-char refusal[256];
-static struct {
-    void *at;
-    size_t total; /* with all before it */
-} *blocks;
-static size_t block_count, block_room;
-
-_Noreturn void refuse(const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(refusal, sizeof refusal, format, arguments);
-    va_end(arguments);
-    if (on_refusal) longjmp(*on_refusal, 1);
-    fprintf(stderr, "refused: %s\n", refusal);
-    release(0);
-    exit(2);
-}
-
-void *take(size_t count, size_t size) {
-    size_t before = block_count ? blocks[block_count - 1].total : 0;
-    if (size && count > (MEMORY - before) / size) refuse("expected work that fits into %zu bytes, got more", MEMORY);
-    if (block_count == block_room) {
-        block_room = block_room ? 2 * block_room : 64;
-        blocks = realloc(blocks, block_room * sizeof *blocks);
-        if (!blocks) abort();
-    }
-    void *block = calloc(count ? count : 1, size ? size : 1);
-    if (!block) refuse("expected %zu bytes from the system, got none", count * size);
-    blocks[block_count].at = block, blocks[block_count++].total = before + count * size;
-    return block;
-}
-
-size_t mark(void) { return block_count; }
-
-void release(size_t until) {
-    while (block_count > until) free(blocks[--block_count].at);
-}
 
 uint64_t number(Bytes *in, size_t width) {
     Bytes field = cut(in, width);
@@ -53,11 +10,11 @@ uint64_t number(Bytes *in, size_t width) {
     return value;
 }
 
-Bytes cut(Bytes *in, size_t size) {
-    if (size > in->left) refuse("expected %zu more bytes, got %zu", size, in->left);
-    Bytes head = {in->at, size};
+Bytes cut(Bytes *in, uint64_t size) {
+    if (size > in->left) refuse("expected %" PRIu64 " more bytes, got %zu", size, in->left);
+    Bytes head = {in->at, (size_t)size};
     in->at += size;
-    in->left -= size;
+    in->left -= head.left;
     return head;
 }
 
@@ -67,16 +24,6 @@ void nothing_after(Bytes in, const char *what) {
 
 bool same(Bytes a, Bytes b) { return a.left == b.left && (!a.left || !memcmp(a.at, b.at, a.left)); }
 Bytes text(const char *string) { return (Bytes){(const uint8_t *)string, strlen(string)}; }
-
-Bytes read_file(const char *path) {
-    FILE *file = fopen(path, "rb");
-    if (!file) refuse("expected a file that can be read, got none at %s", path);
-    Buffer out = buffer("");
-    uint8_t part[4096];
-    for (size_t size; (size = fread(part, 1, sizeof part, file)) > 0;) put(&out, part, size);
-    fclose(file);
-    return written(&out);
-}
 
 Buffer buffer(const char *start) {
     size_t before = mark();
@@ -119,24 +66,25 @@ Digest node(Digest left, Digest right) {
     return sha256((Bytes){preimage, sizeof preimage});
 }
 
-void siblings(const Digest *leaves, size_t count, size_t position, Digest *out) {
-    if (!count) refuse("expected a tree of one leaf or more, got none");
-    size_t before = mark();
-    Digest *nodes = take(count, sizeof *nodes), blank = empty();
-    memcpy(nodes, leaves, count * sizeof *nodes);
-    for (unsigned depth = depth_of(count); depth-- > 0; position /= 2, count = (count + 1) / 2) {
-        *out++ = (position ^ 1) < count ? nodes[position ^ 1] : blank;
-        for (size_t k = 0; k < count; k += 2) nodes[k / 2] = node(nodes[k], k + 1 < count ? nodes[k + 1] : blank);
-        blank = node(blank, blank); /* beyond `count` are the roots of empty subtrees */
-    }
-    *out = nodes[0]; /* after the siblings, the root */
-    release(before);
+void add_leaf(Tree *to, Digest leaf) {
+    unsigned height = 0;
+    for (; to->count >> height & 1; height++) leaf = node(to->full[height], leaf);
+    to->full[height] = leaf, to->count++;
+}
+
+Digest root_of(const Tree *of) {
+    if (!of->count) refuse("expected a tree of one leaf or more, got none");
+    unsigned depth = depth_of(of->count), height = 0;
+    Digest blank = empty(), last = blank; /* of a height: the subtree that begins behind all full ones */
+    for (; height < depth; height++, blank = node(blank, blank))
+        last = of->count >> height & 1 ? node(of->full[height], last) : node(last, blank);
+    return of->count >> depth ? of->full[depth] : last;
 }
 
 Digest tree(const Digest *leaves, size_t count) {
-    Digest path[65];
-    siblings(leaves, count, 0, path);
-    return path[depth_of(count)];
+    Tree all = {0};
+    for (size_t k = 0; k < count; k++) add_leaf(&all, leaves[k]);
+    return root_of(&all);
 }
 
 Digest pad(Digest root, unsigned depth, unsigned padded) {
@@ -148,18 +96,38 @@ Digest pad(Digest root, unsigned depth, unsigned padded) {
     return root;
 }
 
-Digest chunk_root(Bytes data) {
-    size_t before = mark(), count = data.left / CHUNK + (data.left % CHUNK != 0);
-    Digest *leaves = take(count, sizeof *leaves);
-    for (size_t k = 0; k < count; k++) {
-        uint8_t preimage[8 + CHUNK] = "tb.chunk";
-        Bytes chunk = cut(&data, data.left < CHUNK ? data.left : CHUNK);
-        memcpy(preimage + 8, chunk.at, chunk.left);
-        leaves[k] = sha256((Bytes){preimage, 8 + chunk.left});
+Digest fold(Digest leaf, uint64_t position, const Digest *path, size_t count) {
+    for (size_t k = 0; k < count; k++, position >>= 1)
+        leaf = position & 1 ? node(path[k], leaf) : node(leaf, path[k]);
+    return leaf;
+}
+
+static void end_chunk(Chunks *of) {
+    Sha256 hash = begin_sha256();
+    add_bytes(&hash, text("tb.chunk")), add_bytes(&hash, (Bytes){of->chunk, of->held});
+    add_leaf(&of->tree, end_sha256(hash));
+    of->held = 0;
+}
+
+void add_data(Chunks *to, Bytes data) {
+    while (data.left) {
+        size_t room = CHUNK - to->held;
+        Bytes part = cut(&data, data.left < room ? data.left : room);
+        memcpy(to->chunk + to->held, part.at, part.left);
+        to->held += part.left;
+        if (to->held == CHUNK) end_chunk(to);
     }
-    Digest root = tree(leaves, count);
-    release(before);
-    return root;
+}
+
+Digest end_chunks(Chunks *of) {
+    if (of->held) end_chunk(of);
+    return root_of(&of->tree);
+}
+
+Digest chunk_root(Bytes data) {
+    Chunks chunks = {.held = 0};
+    add_data(&chunks, data);
+    return end_chunks(&chunks);
 }
 
 Digest sealed(const Buffer *out) {
@@ -192,4 +160,10 @@ Digest record(uint64_t step, Digest state, uint32_t loss, Digest log) {
     put_number(&out, loss, 4);
     put_digest(&out, log);
     return sealed(&out);
+}
+
+Digest digest_at(const uint8_t *bytes) {
+    Digest digest;
+    memcpy(digest.b, bytes, 32);
+    return digest;
 }

@@ -1,4 +1,4 @@
-#include "recheck.h"
+#include "native.h"
 
 static void skip_space(Bytes *in) {
     while (in->left && (*in->at == ' ' || *in->at == '\n' || *in->at == '\r' || *in->at == '\t')) cut(in, 1);

@@ -32,7 +32,7 @@ Digest *value_logs(const Program *p, Log log) {
     for (uint32_t at = 0; at < p->body; at++) {
         size_t before = mark();
         const Instruction *i = &p->code[at];
-        roots[at] = is_logged(i) ? tree(word_leaves(i, log.codes[at]), (i->elements + 127) / 128) : empty();
+        roots[at] = is_logged(i) ? tree(word_leaves(i, log.codes[at]), (size_t)((i->elements + 127) / 128)) : empty();
         release(before);
     }
     for (uint32_t k = 0; k < p->late.count; k++) roots[p->late.at[k] - p->code] = id_of(p->late.at[k], log.late[k]);
@@ -46,10 +46,9 @@ Digest step_log(const Program *p, Log log) {
     return root;
 }
 
-void read_tolerances(Job *job, Bytes file) {
-    job->tolerances = (uint32_t)number(&file, 4), job->logs = file;
+void check_tolerances(uint32_t tolerances) {
     for (int k = 0; k < 4; k++) {
-        uint32_t n = job->tolerances >> 8 * k & 255;
+        uint32_t n = tolerances >> 8 * k & 255;
         if (n == 1 || n > (k < 3 ? 64 : 0)) refuse("expected tolerances of 0 or 2 to 64, got %u", n);
     }
 }
@@ -66,7 +65,10 @@ Log read_log(const Program *p, Bytes *in) {
     }
     for (uint32_t k = 0; k < p->late.count; k++) {
         const Instruction *i = p->late.at[k];
-        log.late[k] = named_tensor(i, cut(in, i->elements * SIZE_OF[i->dtype]));
+        Bytes data = cut(in, size_of(i));
+        log.late[k] = take(data.left, 1);
+        memcpy(log.late[k], data.at, data.left);
+        make_canonical(i->dtype, log.late[k], i->elements);
     }
     return log;
 }

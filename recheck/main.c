@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "recheck.h"
+#include "native.h"
 
 static uint64_t argument(const char *from, uint64_t least, uint64_t most) {
     uint64_t value = number_of(&(Json){.text = text(from)});

@@ -200,8 +200,7 @@ static void add_product(Accumulator *held, const uint64_t *factors, size_t count
         return;
     }
     Parts a = parts_of(x), b = parts_of(y);
-    Wide product = shifted(wide(a.mantissa * b.mantissa), a.exponent + b.exponent + UNIT);
-    held->sum = a.negative != b.negative ? minus(held->sum, product) : plus(held->sum, product);
+    add_at(&held->sum, a.mantissa * b.mantissa, a.exponent + b.exponent + UNIT, a.negative != b.negative);
 }
 
 void add_term(Accumulator *held, const uint64_t *factors, size_t count, int64_t position) {

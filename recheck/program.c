@@ -5,15 +5,19 @@
 
 static const uint64_t MOST_ELEMENTS = (uint64_t)1 << 40, MOST_TERMS = (uint64_t)1 << 32, MOST = (uint64_t)1 << 17;
 
-static uint64_t read_dims(Bytes *in, uint64_t *dims, size_t rank, uint64_t most) {
+uint64_t product_of(const uint64_t *dims, size_t rank, uint64_t most) {
     uint64_t product = 1;
     for (size_t d = 0; d < rank; d++) {
-        dims[d] = number(in, 8);
         if (!dims[d] || dims[d] > most / product) refuse("expected dims of 1 or more and at most %llu elements",
                                                          (unsigned long long)most);
         product *= dims[d];
     }
     return product;
+}
+
+static uint64_t read_dims(Bytes *in, uint64_t *dims, size_t rank, uint64_t most) {
+    for (size_t d = 0; d < rank; d++) dims[d] = number(in, 8);
+    return product_of(dims, rank, most);
 }
 
 /* u32 slot, u16 length, name. */

@@ -2,7 +2,6 @@
 #ifndef RECHECK_H
 #define RECHECK_H
 
-#include <setjmp.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -32,22 +31,20 @@ enum { CHUNK = 512, MAX_RANK = 8 };
 static const uint32_t NAN_BITS = 0x7fc00000;
 static const size_t SIZE_OF[] = {4, 8, 1};
 
-/* Ends the work in hand: jumps to `on_refusal` if it is set, else leaves the process with status 2. */
+/* Ends the work in hand (native.c and wasm.c say how). */
 _Noreturn void refuse(const char *format, ...) __attribute__((format(printf, 1, 2)));
-extern jmp_buf *on_refusal;
-extern char refusal[256];
 
-/* Zeroed memory until `release` of a mark taken before; all of it together is limited. */
-void *take(size_t count, size_t size);
+/* Zeroed memory until `release` of a mark taken before; all of it together is limited (native.c, wasm.c). */
+void *take(uint64_t count, uint64_t size);
 size_t mark(void);
 void release(size_t mark);
 
 uint64_t number(Bytes *in, size_t width);
-Bytes cut(Bytes *in, size_t size);
+Bytes cut(Bytes *in, uint64_t size);
 void nothing_after(Bytes in, const char *what);
 bool same(Bytes a, Bytes b);
 Bytes text(const char *string);
-Bytes read_file(const char *path);
+Digest digest_at(const uint8_t *bytes);
 
 Buffer buffer(const char *start);
 void put(Buffer *out, const void *bytes, size_t size);
@@ -57,15 +54,44 @@ Bytes written(const Buffer *out);
 /* The hash of what was written, whose memory goes back. */
 Digest sealed(const Buffer *out);
 
+/* SHA-256 of bytes that come in pieces. */
+typedef struct {
+    uint32_t h[8];
+    uint64_t size;
+    uint8_t block[64];
+} Sha256;
+
+Sha256 begin_sha256(void);
+void add_bytes(Sha256 *to, Bytes in);
+Digest end_sha256(Sha256 of);
 Digest sha256(Bytes in);
 
 unsigned depth_of(uint64_t leaves);
 Digest empty(void);
 Digest node(Digest left, Digest right);
-Digest tree(const Digest *leaves, size_t count);
 Digest pad(Digest root, unsigned depth, unsigned padded);
-void siblings(const Digest *leaves, size_t count, size_t position, Digest *out);
+/* The root that a leaf and its siblings lead to (section 2). */
+Digest fold(Digest leaf, uint64_t position, const Digest *siblings, size_t count);
 
+/* A tree that grows leaf by leaf: the roots of its full subtrees by height, one for each bit of the count. */
+typedef struct {
+    uint64_t count;
+    Digest full[64];
+} Tree;
+
+void add_leaf(Tree *to, Digest leaf);
+Digest root_of(const Tree *tree);
+Digest tree(const Digest *leaves, size_t count);
+
+/* The tree over the chunks of a tensor whose data come in pieces. */
+typedef struct {
+    Tree tree;
+    size_t held;
+    uint8_t chunk[CHUNK];
+} Chunks;
+
+void add_data(Chunks *to, Bytes data);
+Digest end_chunks(Chunks *of);
 Digest chunk_root(Bytes data);
 Digest tensor_id(uint8_t dtype, uint8_t rank, const uint64_t *dims, Digest chunks);
 Digest entry_leaf(const char *tag, Bytes name, Digest tensor);
@@ -84,13 +110,17 @@ Wide wide(u128 value);
 Wide plus(Wide a, Wide b);
 Wide minus(Wide a, Wide b);
 Wide shifted(Wide a, int left);
-Wide times(Wide a, Wide b, int right);
-Wide over(Wide a, uint64_t b);
+Wide scaled(Wide a, Wide b, int right);
+Wide over(Wide a, uint32_t b);
 Wide quotient(Wide a, Wide b, Wide *rest);
 bool is_zero(Wide a);
 bool negative(Wide a);
 int compare(Wide a, Wide b);
 int bits_of(Wide a);
+/* Adds product * 2^place, or subtracts it; the product is below 2^64 and `place` not negative. */
+void add_at(Wide *sum, uint64_t product, int place, bool minus_sign);
+Wide wide_at(Bytes big_endian);
+void put_wide(Buffer *out, Wide value, size_t bytes);
 
 /* How a result is rounded: to `precision` bits, and under policy `logged` along a code within a tolerance. */
 typedef struct {
@@ -178,6 +208,8 @@ typedef struct {
     const uint8_t *data;
 } Value;
 
+/* The number of elements of dims of 1 or more; refuses more than `most`. */
+uint64_t product_of(const uint64_t *dims, size_t rank, uint64_t most);
 Instruction decode_instruction(Bytes in);
 /* The checks of an operand of that dtype and size; those of the function and of all parameters are in decoding. */
 void check_operand(const Instruction *i, size_t k, uint8_t dtype, uint64_t elements);
@@ -191,17 +223,19 @@ bool is_logged(const Instruction *i);
 /* Of one element, by its row-major position: the accumulator after some of its terms, and the result. */
 Accumulator accumulate(const Instruction *i, const Value *operands, uint64_t position, uint64_t terms);
 uint64_t element(const Instruction *i, const Value *operands, uint64_t position, uint64_t step, Rounding rounding);
-/* The whole result; `codes`, if there are any, are those of the step's log, one byte an element. */
-uint8_t *execute(const Instruction *i, const Value *operands, uint64_t step, Rounding rounding, const uint8_t *codes);
+/* Elements `from` to `to` of a result; `codes`, if there are any, are those of the step's log, one byte an element. */
+void execute(const Instruction *i, const Value *operands, uint64_t step, Rounding rounding, const uint8_t *codes,
+             uint64_t from, uint64_t to, uint8_t *result);
+uint64_t load(const Value *from, uint64_t at);
 
-/* Tensors of a step that the program names: their bytes, of their own and with the one NaN, and the ids. */
-Bytes named_tensor(const Instruction *i, Bytes data);
-Digest id_of(const Instruction *i, Bytes data);
+/* Makes every NaN the one NaN; refuses a bool that is neither 0 nor 1. */
+void make_canonical(uint8_t dtype, uint8_t *data, uint64_t elements);
+uint64_t size_of(const Instruction *i);
+Digest id_of(const Instruction *i, const uint8_t *data);
 
 /* The log of a step (sections 5.1 and 5.2): the codes by body instruction, NULL where it logs nothing; late data by slot. */
 typedef struct {
-    uint8_t **codes;
-    Bytes *late;
+    uint8_t **codes, **late;
 } Log;
 
 void log_word(const uint8_t *codes, uint64_t elements, uint64_t chunk, uint8_t word[32]);
@@ -213,36 +247,51 @@ Digest step_log(const Program *p, Log log);
 /* The log of the next step of a plain log file (section 5.1). */
 Log read_log(const Program *p, Bytes *in);
 
-/* Tensors by name, as in a safetensors file. */
-typedef struct {
-    size_t count;
-    Bytes *names, *data;
-} Tensors;
+/* Refuses tolerances that no job can have (section 5.1). */
+void check_tolerances(uint32_t tolerances);
 
-Tensors tensors_of(Bytes safetensors);
+/* A run, replayed step by step (sections 3 to 5). Between `begin_step` and `end_step` it holds all values of a step. */
 typedef struct {
-    uint64_t steps, interval, work;
+    const Program *program;
     int precision;
-    uint32_t tolerances; /* of policy `logged`, and the logs of its steps */
-    Bytes logs;
-    bool quiet;
-} Job;
-/* Makes a job one of policy `logged`, along a plain log file. */
-void read_tolerances(Job *job, Bytes file);
-/* Runs a job, printing each step's record; the run root. */
-Digest run(const Program *program, const Tensors *state, const Tensors *data, Job job);
-void print_digest(const char *before, Digest digest, const char *after);
+    uint32_t tolerances;
+    uint8_t **tensors[LATE + 1]; /* of the state, the data and the late data, by slot */
+    Value *values;
+    Digest *ids;
+    uint64_t step, next, done; /* the step, 0 between steps; the element and the number of terms it has come to */
+    uint32_t at;               /* the instruction it has come to */
+    size_t before;             /* the mark before the step's memory */
+    Log log;
+    Chunks chunks;
+} Replay;
 
-/* JSON as far as test vectors and safetensors headers need it: strings have no escapes. */
+/* Its tensors of state and data are zeros, which whoever opened it fills in. */
+Replay *open_replay(const Program *program, int precision, uint32_t tolerances);
+/* The root of the state or of the data as filled in (kind STATE or DATA), made canonical. */
+Digest inputs_root(Replay *r, uint8_t kind);
+/* `log`: the step's, at the beginning of a plain log file, and left behind it; NULL under policy `exact`. */
+void begin_step(Replay *r, uint64_t step, Bytes *log);
+/* Computes about `budget` terms, at most 2^62; whether the step is complete. */
+bool advance(Replay *r, uint64_t budget);
+/* Of a complete step. */
+Digest state_after(const Replay *r);
+Digest values_root(const Replay *r);
+uint32_t loss_of(const Replay *r);
+/* Makes the state that of a complete step, whose values go. */
+void end_step(Replay *r);
 
-typedef struct Json {
-    char kind; /* {, [, ", or 0 for a number or word */
-    Bytes key, text;
-    struct Json *first, *next;
-} Json;
-
-Json *parse_json(Bytes in);
-const Json *member(const Json *object, const char *key);
-uint64_t number_of(const Json *value);
+/* Signatures (section 8). An EIP-712 structure is its type's hash, then one word of 32 bytes for each field. */
+Digest keccak256(Bytes in);
+Buffer typed(const char *type);
+/* A field of at most 32 bytes: an address or a number stands at the end of its word. */
+void put_word(Buffer *out, Bytes field);
+Digest domain_of(uint64_t chain, Bytes contract);
+/* What is signed of a structure in a domain. */
+Digest to_sign(Digest domain, const Buffer *structure);
+/* The address that signed, as a word. */
+Digest signer_of(Digest signed_digest, Bytes signature);
+/* The address, as a word, of a secret of 32 bytes, and its signature. */
+Digest address(Bytes secret);
+void sign(Digest digest, Bytes secret, uint8_t out[65]);
 
 #endif

@@ -35,25 +35,42 @@ static void compress(uint32_t h[8], const uint8_t block[64]) {
         uint32_t t = v[7] + one + choice + CONSTANTS[i] + w[i];
         uint32_t most = (v[0] & v[1]) ^ (v[0] & v[2]) ^ (v[1] & v[2]);
         uint32_t u = (turn(v[0], 2) ^ turn(v[0], 13) ^ turn(v[0], 22)) + most;
-        memmove(v + 1, v, 7 * sizeof *v);
+        for (int k = 7; k > 0; k--) v[k] = v[k - 1];
         v[4] += t;
         v[0] = t + u;
     }
     for (int i = 0; i < 8; i++) h[i] += v[i];
 }
 
-Digest sha256(Bytes in) {
-    uint32_t h[8];
-    uint64_t bits = 8 * (uint64_t)in.left;
-    uint8_t last[128] = {0};
-    memcpy(h, START, sizeof h);
-    while (in.left >= 64) compress(h, cut(&in, 64).at);
-    size_t rest = in.left, size = rest < 56 ? 64 : 128;
-    if (rest) memcpy(last, in.at, rest);
-    last[rest] = 0x80;
-    for (size_t k = 0; k < 8; k++) last[size - 1 - k] = (uint8_t)(bits >> 8 * k);
-    for (size_t k = 0; k < size; k += 64) compress(h, last + k);
+Sha256 begin_sha256(void) {
+    Sha256 out = {.size = 0};
+    memcpy(out.h, START, sizeof out.h);
+    return out;
+}
+
+void add_bytes(Sha256 *to, Bytes in) {
+    while (in.left) {
+        size_t held = to->size % 64, room = 64 - held;
+        Bytes part = cut(&in, in.left < room ? in.left : room);
+        if (part.left < 64) memcpy(to->block + held, part.at, part.left);
+        if (held + part.left == 64) compress(to->h, part.left == 64 ? part.at : to->block);
+        to->size += part.left;
+    }
+}
+
+Digest end_sha256(Sha256 of) {
+    uint64_t bits = 8 * of.size;
+    uint8_t end[72] = {0x80}; /* to a length of 56 modulo 64, then the number of bits */
+    size_t zeros = (119 - of.size % 64) % 64;
+    for (size_t k = 0; k < 8; k++) end[1 + zeros + k] = (uint8_t)(bits >> (56 - 8 * k));
+    add_bytes(&of, (Bytes){end, 9 + zeros});
     Digest digest;
-    for (size_t k = 0; k < 32; k++) digest.b[k] = (uint8_t)(h[k / 4] >> (24 - 8 * (k % 4)));
+    for (size_t k = 0; k < 32; k++) digest.b[k] = (uint8_t)(of.h[k / 4] >> (24 - 8 * (k % 4)));
     return digest;
+}
+
+Digest sha256(Bytes in) {
+    Sha256 all = begin_sha256();
+    add_bytes(&all, in);
+    return end_sha256(all);
 }

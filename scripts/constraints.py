@@ -1,4 +1,4 @@
-"""Writes the hashes of constraints.txt and .github/tools.txt (`make constraints`): those of every file on the index.
+"""Writes the hashes of constraints.txt, .github/tools.txt and recheck/compiler.txt (`make constraints`): of all files.
 
 To change a version, or to add a package, write `name==version` there without hashes, and run this. Where pip installs
 a part, it takes no constraints with hashes: `python scripts/constraints.py --pins` prints the versions alone;
@@ -23,6 +23,11 @@ HEADER: Final = """\
 TOOLS_HEADER: Final = """\
 # What checks workflows and Dockerfiles and writes the bill of materials, with all that it needs, in an environment of
 # its own. `make constraints` writes the hashes.
+"""
+COMPILER: Final = ROOT / "recheck" / "compiler.txt"
+COMPILER_HEADER: Final = """\
+# What compiles recheck to WebAssembly (`make wasm`), in an environment of its own: Zig with Clang and wasi-libc.
+# `make constraints` writes the hashes.
 """
 TORCH_PIN: Final = "torch==2.13.0"
 TORCH: Final = {
@@ -64,7 +69,8 @@ def main() -> None:
         print(of_torch)
         return
     FILE.write_text(HEADER + hashes(pins(FILE.read_text())))
-    TOOLS.write_text(TOOLS_HEADER + hashes(pins(TOOLS.read_text())))
+    for file, header in ((TOOLS, TOOLS_HEADER), (COMPILER, COMPILER_HEADER)):
+        file.write_text(header + hashes(pins(file.read_text())))
     print(FILE.read_text().count("--hash"), "hashes")
 
 

@@ -44,6 +44,7 @@ EXPECTED_SKIPS = tuple(
         r"needs a C compiler",
         r"needs anvil",
         r"needs PostgreSQL",
+        r"needs recheck\.wasm, which make wasm builds",
         r"needs Triton, of the extra gpu",
         r"needs the vectors of Computation Receipts",
     )

@@ -1,7 +1,7 @@
 #ifndef RECHECK_PROTOCOL_H
 #define RECHECK_PROTOCOL_H
 
-#include "recheck.h"
+#include "native.h"
 
 /* What `recheck` itself has no use for, and only the vectors need. */
 
@@ -12,25 +12,11 @@ void log_path(const Program *p, Log log, uint32_t value, uint64_t chunk, Digest 
 
 /* The bytes of a string of hexadecimal digits after 0x, and what stands in bytes. */
 Bytes bytes_of(const Json *from);
-Digest digest_at(const uint8_t *bytes);
 /* Tensors that are the members of an object. */
 Tensors tensors_in(const Json *object);
-Wide wide_at(Bytes big_endian);
-void put_wide(Buffer *out, Wide value, size_t bytes);
 void put_accumulator(Buffer *out, const Accumulator *held);
-/* The root that a leaf and its siblings lead to (section 2). */
-Digest fold(Digest leaf, uint64_t position, const Digest *siblings, size_t count);
-
-/* Signatures (section 8). An EIP-712 structure is its type's hash, then one word of 32 bytes for each field. */
-Digest keccak256(Bytes in);
-Buffer typed(const char *type);
-/* A field of at most 32 bytes: an address or a number stands at the end of its word. */
-void put_word(Buffer *out, Bytes field);
-Digest domain_of(uint64_t chain, Bytes contract);
-/* What is signed of a structure in a domain. */
-Digest to_sign(Digest domain, const Buffer *structure);
-/* The address that signed, as a word. */
-Digest signer_of(Digest signed_digest, Bytes signature);
+/* After the siblings of a position, the root. */
+void siblings(const Digest *leaves, size_t count, size_t position, Digest *out);
 
 /* msgpack in its one form (section 9): kind is u for a number, b for bytes, ( for an array. */
 typedef struct Packed {

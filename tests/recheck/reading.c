@@ -7,6 +7,20 @@ uint8_t code_in(const uint8_t word[32], size_t element) {
     return code == 3 ? 0 : code;
 }
 
+void siblings(const Digest *leaves, size_t count, size_t position, Digest *out) {
+    if (!count) refuse("expected a tree of one leaf or more, got none");
+    size_t before = mark();
+    Digest *nodes = take(count, sizeof *nodes), blank = empty();
+    memcpy(nodes, leaves, count * sizeof *nodes);
+    for (unsigned depth = depth_of(count); depth-- > 0; position /= 2, count = (count + 1) / 2) {
+        *out++ = (position ^ 1) < count ? nodes[position ^ 1] : blank;
+        for (size_t k = 0; k < count; k += 2) nodes[k / 2] = node(nodes[k], k + 1 < count ? nodes[k + 1] : blank);
+        blank = node(blank, blank); /* beyond `count` are the roots of empty subtrees */
+    }
+    *out = nodes[0]; /* after the siblings, the root */
+    release(before);
+}
+
 void value_path(const Program *p, Log log, uint32_t value, Digest *path) {
     size_t before = mark();
     Digest beside[65], blank = empty();
@@ -27,31 +41,12 @@ void log_path(const Program *p, Log log, uint32_t value, uint64_t chunk, Digest 
     release(before);
 }
 
-Digest fold(Digest leaf, uint64_t position, const Digest *path, size_t count) {
-    for (size_t k = 0; k < count; k++, position >>= 1)
-        leaf = position & 1 ? node(path[k], leaf) : node(leaf, path[k]);
-    return leaf;
-}
-
-Digest digest_at(const uint8_t *bytes) {
-    Digest digest;
-    memcpy(digest.b, bytes, 32);
-    return digest;
-}
-
 Tensors tensors_in(const Json *object) {
     Tensors out = {0};
     for (const Json *at = object->first; at; at = at->next) out.count++;
     out.names = take(out.count, sizeof *out.names), out.data = take(out.count, sizeof *out.data);
     size_t k = 0;
     for (const Json *at = object->first; at; at = at->next, k++) out.names[k] = at->key, out.data[k] = bytes_of(at);
-    return out;
-}
-
-Wide wide_at(Bytes in) {
-    Wide out = {{0}};
-    if (in.left > 8 * LIMBS) refuse("expected at most %d bytes of an integer, got %zu", 8 * LIMBS, in.left);
-    for (size_t k = 0; k < in.left; k++) out.w[k / 8] |= (uint64_t)in.at[in.left - 1 - k] << 8 * (k % 8);
     return out;
 }
 
@@ -62,10 +57,6 @@ void put_accumulator(Buffer *out, const Accumulator *held) {
     default: put_number(out, held->value, 8);
     }
     if (held->kind == ARGMAX || held->kind == ARGMAX_I64) put_number(out, (uint64_t)held->index, 8);
-}
-
-void put_wide(Buffer *out, Wide value, size_t bytes) {
-    for (size_t k = bytes; k-- > 0;) put_number(out, value.w[k / 8] >> 8 * (k % 8) & 255, 1);
 }
 
 static uint8_t nibble(uint8_t c) {

@@ -1,4 +1,4 @@
-#include "protocol.h"
+#include "recheck.h"
 
 #include <string.h>
 

@@ -1,4 +1,6 @@
-#include "protocol.h"
+#include "recheck.h"
+
+#include <string.h>
 
 /* The prime of secp256k1's coordinates, the order of its group, and its generator (SEC 2, section 2.4.1). */
 static const Wide P = {{0xfffffffefffffc2f, UINT64_MAX, UINT64_MAX, UINT64_MAX}};
@@ -17,12 +19,12 @@ static Wide mod(Wide a, Wide m) {
     Wide c = minus(shifted(wide(1), 256), m);
     while (bits_of(a) > 256) {
         Wide high = shifted(a, -256);
-        a = plus(minus(a, shifted(high, 256)), times(high, c, 0));
+        a = plus(minus(a, shifted(high, 256)), scaled(high, c, 0));
     }
     return compare(a, m) < 0 ? a : minus(a, m);
 }
 
-static Wide product(Wide a, Wide b, Wide m) { return mod(times(a, b, 0), m); }
+static Wide product(Wide a, Wide b, Wide m) { return mod(scaled(a, b, 0), m); }
 static bool bit(Wide a, int k) { return a.w[k / 64] >> k % 64 & 1; }
 
 static Wide power(Wide a, Wide exponent, Wide m) {
@@ -37,7 +39,7 @@ static Wide power(Wide a, Wide exponent, Wide m) {
 static Wide inverse(Wide a, Wide m) { return power(a, minus(m, wide(2)), m); } /* Fermat */
 
 /* a b + c d. */
-static Wide cross(Wide a, Wide b, Wide c, Wide d) { return mod(plus(times(a, b, 0), times(c, d, 0)), P); }
+static Wide cross(Wide a, Wide b, Wide c, Wide d) { return mod(plus(scaled(a, b, 0), scaled(c, d, 0)), P); }
 
 /* Of any two points, equal or not: Renes, Costello and Batina 2016, formulas of section 3 for y^2 = x^3 + 7. */
 static Point add(Point a, Point b) {
@@ -59,6 +61,28 @@ static Point combined(Wide s, Point p, Wide t, Point q) {
     return sum;
 }
 
+/* x, and y, of a point that is not the one at infinity. */
+static Wide affine(Point p, Wide *y) {
+    if (is_zero(p.z)) refuse("expected a signature of some key, got that of none");
+    Wide scale = inverse(p.z, P);
+    *y = product(p.y, scale, P);
+    return product(p.x, scale, P);
+}
+
+static Digest address_of(Point key) {
+    Buffer point = buffer(""), word = buffer("");
+    Wide y, x = affine(key, &y);
+    put_wide(&point, x, 32), put_wide(&point, y, 32);
+    put_word(&word, (Bytes){keccak256(written(&point)).b + 12, 20});
+    return digest_at(word.at);
+}
+
+static Wide secret_at(Bytes in) {
+    Wide secret = wide_at(in);
+    if (is_zero(secret) || compare(secret, N) >= 0) refuse("expected a secret of 1 or more, below the order, got another");
+    return secret;
+}
+
 /* SEC 1, section 4.1.6: r is the x of a point R, and the key is (s R - digest G) / r. */
 Digest signer_of(Digest signed_digest, Bytes in) {
     if (in.left != 65) refuse("expected a signature of 65 bytes, got %zu", in.left);
@@ -72,12 +96,23 @@ Digest signer_of(Digest signed_digest, Bytes in) {
     if (bit(y, 0) != (v == 28)) y = minus(P, y);
     Wide back = inverse(r, N);
     Point key = combined(product(s, back, N), (Point){r, y, wide(1)}, product(minus(N, digest), back, N), G);
-    if (is_zero(key.z)) refuse("expected a signature of some key, got that of none");
-    Wide scale = inverse(key.z, P);
-    Buffer point = buffer(""), address = buffer("");
-    put_wide(&point, product(key.x, scale, P), 32), put_wide(&point, product(key.y, scale, P), 32);
-    put_word(&address, (Bytes){keccak256(written(&point)).b + 12, 20});
-    return digest_at(address.at);
+    return address_of(key);
+}
+
+Digest address(Bytes secret) { return address_of(combined(secret_at(secret), G, wide(0), G)); }
+
+/* SEC 1, section 4.1.3, with a nonce that nobody can know without the secret. Its time depends on the secret. */
+void sign(Digest digest, Bytes secret, uint8_t out[65]) {
+    Buffer seed = buffer(""), signature = buffer("");
+    put(&seed, secret.at, secret.left), put_digest(&seed, digest);
+    Digest drawn = keccak256(written(&seed));
+    Wide nonce = mod(wide_at((Bytes){drawn.b, 32}), N), m = mod(wide_at((Bytes){digest.b, 32}), N), y;
+    Wide r = affine(combined(nonce, G, wide(0), G), &y);
+    Wide s = product(inverse(nonce, N), mod(plus(m, product(r, secret_at(secret), N)), N), N);
+    bool odd = bit(y, 0), high = compare(shifted(s, 1), N) > 0;
+    if (compare(r, N) >= 0 || is_zero(s)) refuse("expected a nonce that serves, got another");
+    put_wide(&signature, r, 32), put_wide(&signature, high ? minus(N, s) : s, 32), put_number(&signature, 27 + (odd != high), 1);
+    memcpy(out, signature.at, 65);
 }
 
 Buffer typed(const char *type) {
