@@ -30,6 +30,7 @@ from tiebreak.protocol.game.sides import Challenger, Defender, Party, resume
 from tiebreak.protocol.game.snapshot import SignedStanding
 from tiebreak.protocol.parties import auditor, client, trainer
 from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import JobStatus, PublicGame, PublicJob
 from tiebreak.protocol.parties.driver import PartyDriver, Turn
 from tiebreak.protocol.parties.terms import Means
@@ -361,6 +362,12 @@ class Agent(Participant):
     def offer(self, job: Job) -> None:
         self._post(self.world.party_at(job.trainer), partial(e.JobOffered, job=job))
 
+    def forbidden(self, head: SignedHead) -> tx.ReportLoss | None:
+        """What the published records convict the trainer of, who signed this head over them."""
+        published = self.world.mail.runs.get(head.head.job_id)
+        job = self.world.board.jobs[head.head.job_id].job
+        return None if published is None else tx.ReportLoss.of(job, head, published.records)
+
     # ------------------------------------------------------------------ what scripts wait with, and send
 
     def spawn(self, process: Process) -> simpy.Process:
@@ -448,7 +455,7 @@ class ClientAgent(Agent, client.ClientParty):
         else:
             is_its_own = published.run_root(head.count) == head.run_root
             problem = "" if is_its_own else "expected logs of this head, got those of another"
-        self.finish(work, problem=problem)
+        self.finish(work, problem=problem, found=self.forbidden(work.head))
         yield from ()
 
 
@@ -464,7 +471,7 @@ class TrainerAgent(Agent, trainer.TrainerParty):
     def compute(self, job: Job) -> Work:
         """The run that this trainer produces, in full."""
         deviation, workshop = self.world.deviation, self.world.workshop
-        return workshop.honest(job) if deviation is None else deviation(workshop, job, self.rng)
+        return workshop.trained(job, self.rng) if deviation is None else deviation(workshop, job, self.rng)
 
     def seconds(self, steps: int) -> int:
         """Simulated seconds that this many training steps take."""
@@ -563,7 +570,7 @@ class AuditorAgent(Agent, auditor.AuditorParty):
         except CannotCheck as error:
             problem = str(error)
             self.uncheckable.append(work.head)
-        self.finish(work, root=root, problem=problem)
+        self.finish(work, root=root, problem=problem, found=self.forbidden(work.head))
 
     def look_at(self, job: PublicJob, head: SignedHead) -> Process:
         """Replays up to a head and returns the run root there. Raises `CannotCheck`."""
