@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.protocol.programs import every_kind
 from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER, make_job
 from tiebreak.protocol.commitments.eip712 import Domain
-from tiebreak.protocol.commitments.job import Head, Job, SignedHead, SignedJob, game_id
-from tiebreak.protocol.commitments.records import initial_record
-from tiebreak.protocol.errors import EncodingError, SignatureError, VerificationError
+from tiebreak.protocol.commitments.job import FINITE_LOSSES, Head, Job, SignedHead, SignedJob, game_id
+from tiebreak.protocol.commitments.records import StepRecord, initial_record
+from tiebreak.protocol.errors import EncodingError, ForbiddenLoss, SignatureError, VerificationError
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Tag, tagged_hash
 
@@ -45,6 +45,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "tolerance 1": ({"policy": 1, "tolerances": 1 << 16}, "expected 0 or 2 to 64 for SCATTER sums, got 1"),
     "tolerance 65": ({"policy": 1, "tolerances": 65 << 8}, "expected 0 or 2 to 64 for PRODUCTS sums, got 65"),
     "a fourth tolerance": ({"policy": 1, "tolerances": 2 << 24}, "expected a number below 2\\^24, got 0x2000000"),
+    "finite losses of an exact job": ({"tolerances": FINITE_LOSSES}, "expected policy logged if finite losses are"),
     "low precision": ({"precision": 15}, "precision: expected a number between 16 and 32, got 15"),
     "high precision": ({"precision": 33}, "precision: expected a number between 16 and 32, got 33"),
     "no descent": ({"descent_levels": 0}, "descent_levels: expected a number between 1 and 5, got 0"),
@@ -109,6 +110,29 @@ def test_segments_partition_the_steps(steps: int, interval: int) -> None:
     for outside in (0, steps + 1):
         with pytest.raises(ValueError, match="expected a step between"):
             job.checkpoint_of(outside)
+
+
+LOSSES = {
+    0: True, 1: True, 0x80000000: True, 0x3F800000: True, 0x7F7FFFFF: True, 0xFF7FFFFF: True,  # the greatest
+    0x7F800000: False, 0xFF800000: False, 0x7FC00000: False, 0x7F800001: False, 0xFFFFFFFF: False, 0x7FFFFFFF: False,
+}  # fmt: skip
+"""Bits of losses, and whether they are finite."""
+
+
+@pytest.mark.parametrize(("bits", "is_finite"), LOSSES.items(), ids=[f"{bits:#010x}" for bits in LOSSES])
+def test_only_a_job_that_demands_finite_losses_forbids_others(bits: int, is_finite: bool) -> None:
+    record = StepRecord(step=3, state_root=JOB.initial_state_root, loss_bits=bits)
+    logged = replace(JOB, policy=1, tolerances=0x281E0B)
+    job = replace(logged, tolerances=logged.tolerances | FINITE_LOSSES)
+    assert (logged.demands_finite_losses, job.demands_finite_losses) == (False, True)
+    assert job.sum_tolerances == logged.sum_tolerances == logged.tolerances
+    assert job.id != logged.id
+    logged.check_loss(record)
+    if is_finite:
+        job.check_loss(record)
+    else:
+        with pytest.raises(ForbiddenLoss, match=rf"step 3: expected a finite loss, .* got .*{bits:#010x}"):
+            job.check_loss(record)
 
 
 def test_job_id_covers_policy_tolerances_and_seats() -> None:

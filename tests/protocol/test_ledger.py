@@ -18,8 +18,9 @@ from tests.protocol.logged import logged_job
 from tests.protocol.records import any_record
 from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, SECRET, TRAINER, Liar, Run, make_job
 from tests.protocol.town import LIE
-from tiebreak.protocol.commitments.job import Concession, Head, Job, LogReceipt, SignedHead, game_id
+from tiebreak.protocol.commitments.job import FINITE_LOSSES, Concession, Head, Job, LogReceipt, SignedHead, game_id
 from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.records import StepRecord, run_tree
 from tiebreak.protocol.commitments.terms import MAX_GAMES
 from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.match import moves
@@ -40,6 +41,8 @@ KEYS = (CLIENT, TRAINER, CHALLENGER, STRANGER)
 SIDES = {Side.DEFENDER: TRAINER, Side.CHALLENGER: CHALLENGER}
 JOB = replace(make_job(), talk_time=900)
 LOGGED = replace(logged_job(), talk_time=900)
+DEMANDING = replace(LOGGED, tolerances=LOGGED.tolerances | FINITE_LOSSES)
+INFINITY, NAN = 0x7F800000, 0x7FC00000
 FALSE, TRUE = Liar(JOB, *LIE), Run(JOB)
 
 
@@ -175,6 +178,27 @@ def _given_up() -> Scene:
     return Scene().challenge().send(STRANGER, tx.ReportConcession(concession=concession))
 
 
+def loss_report(job: Job = DEMANDING, bits: int = NAN, at: int = 0, key: PrivateKey = TRAINER) -> tx.ReportLoss:
+    """A report of these bits of a loss, in the record of a checkpoint under a head of all."""
+    records = [
+        StepRecord(step=job.last_step(n), state_root=Digest(bytes(32)), loss_bits=bits if n == at else n)
+        for n in range(job.checkpoints)
+    ]
+    tree = run_tree([record.digest for record in records], job.steps, job.checkpoint_interval)
+    head = SignedHead.sign(Head(job_id=job.id, count=job.checkpoints, run_root=tree.root), DOMAIN, key)
+    report = tx.ReportLoss(
+        head=head, position=at, state_root=records[at].state_root, loss_bits=bits, log_root=records[at].log_root,
+        siblings=tuple(tree.proof(at)),
+    )  # fmt: skip
+    is_forbidden = job.demands_finite_losses and bits & INFINITY == INFINITY
+    assert tx.ReportLoss.of(job, head, records) == (report if is_forbidden else None)
+    return report
+
+
+def _forbidden() -> Scene:
+    return Scene(DEMANDING).accept().send(STRANGER, loss_report())
+
+
 def _parted() -> Scene:
     scene = Scene(LOGGED).head(head_of(LOGGED, LOGGED.checkpoints, HEAD.head.run_root))
     return _after_window(scene, tx.Part(job_id=LOGGED.id), CLIENT)
@@ -206,6 +230,8 @@ ENDS: dict[str, tuple[Callable[[], Scene], JobStatus | None, Reason | None]] = {
     "slashed beside a game": (_slashed, JobStatus.SLASHED, None),
     "void": (lambda: _slashed().send(CHALLENGER, tx.Reclaim(game_id=GAME)), JobStatus.SLASHED, None),
     "head given up": (_given_up, JobStatus.SLASHED, None),
+    "finite losses demanded": (lambda: Scene(DEMANDING).accept(), JobStatus.ACTIVE, None),
+    "forbidden loss": (_forbidden, JobStatus.SLASHED, None),
 }  # fmt: skip
 
 
@@ -277,6 +303,10 @@ def aimed(draw: st.DrawFn, kind: type[tx.Transaction]) -> tx.Transaction:  # noq
                 tx.OpenedHead(head=draw(some_head()), leaf=leaves[n], siblings=tuple(leaves[2:])) for n in range(2)
             )
             return tx.ReportInconsistency(position=draw(st.integers(0, 4)), first=next(opened), second=next(opened))
+        case tx.ReportLoss:
+            of = draw(st.sampled_from([DEMANDING, LOGGED]))
+            report = loss_report(of, draw(st.sampled_from([NAN, INFINITY - 1])), key=draw(any_key))
+            return replace(report, position=draw(st.sampled_from([0, 0, 1, 1 << 40, (1 << 64) - 1])))
         case tx.ReportConcession:
             head, prover = draw(some_head()).head, draw(any_key).address
             return tx.ReportConcession(concession=Concession.sign(head, prover, DOMAIN, draw(any_key)))
@@ -366,6 +396,57 @@ def test_ledger_accepts_or_refuses_any_post_in_any_job_state(kind: type[Any], ca
 
     reads()
     cases(read)
+
+
+# ---------------------------------------------------------------- forbidden losses
+
+
+def test_a_report_opens_any_signed_checkpoint_with_a_forbidden_loss(cases: Callable[[], None]) -> None:
+    for at in range(DEMANDING.checkpoints):
+        for bits in (NAN, INFINITY, INFINITY | 1 << 31, INFINITY | 1, (1 << 32) - 1):
+            scene = Scene(DEMANDING).accept().send(STRANGER, loss_report(bits=bits, at=at))
+            found, claims = scene.ledger.board.jobs[DEMANDING.id], scene.ledger.claims
+            assert (found.status, found.nonfinite) == (JobStatus.SLASHED, True)
+            assert claims[STRANGER.address] == DEMANDING.trainer_stake // 2
+            assert claims[CLIENT.address] == 0, "the reward is the client's again"
+            cases()
+
+
+def test_no_report_of_a_loss_convicts_an_honest_trainer(cases: Callable[[], None]) -> None:
+    good, scene = loss_report(), Scene(DEMANDING)
+    concession = SignedHead(head=good.head.head, signature=Concession.sign(
+        good.head.head, STRANGER.address, DOMAIN, TRAINER).signature)  # fmt: skip
+    other = loss_report(replace(DEMANDING, nonce=8))
+    past = head_of(DEMANDING, DEMANDING.checkpoints + 1, good.head.head.run_root)
+    hostile = {
+        "finite": ("FiniteLoss", loss_report(bits=INFINITY - 1)),
+        "the least finite": ("FiniteLoss", loss_report(bits=(1 << 31) + INFINITY - 1)),
+        "other bits": ("WrongRoot", replace(good, loss_bits=INFINITY)),
+        "another state": ("WrongRoot", replace(good, state_root=Digest(bytes([1] * 32)))),
+        "another log": ("WrongRoot", replace(good, log_root=Digest(bytes([1] * 32)))),
+        "another place": ("WrongRoot", replace(good, position=1)),
+        "behind the head": ("NoRecord", replace(good, position=DEMANDING.checkpoints)),
+        "far behind": ("NoRecord", replace(good, position=(1 << 64) - 1)),
+        "another head": ("WrongRoot", replace(good, head=head_of(DEMANDING, 1, HEAD.head.run_root))),
+        "a head behind the last": ("HeadOutOfRange", replace(good, head=past)),
+        "few siblings": ("WrongSiblingCount", replace(good, siblings=good.siblings[1:])),
+        "many siblings": ("WrongSiblingCount", replace(good, siblings=(*good.siblings, Digest(bytes(32))))),
+        "signed by the client": ("WrongSigner", loss_report(key=CLIENT)),
+        "a concession's signature": ("WrongSigner", replace(good, head=concession)),
+        "of another job": ("WrongJobStatus", other),
+    }
+    scene.refused("WrongJobStatus", STRANGER, good, at=scene.now)
+    scene.create().refused("WrongJobStatus", STRANGER, good, at=scene.now)
+    scene.send(TRAINER, tx.AcceptJob(job_id=DEMANDING.id))
+    for name, wanted in hostile.values():
+        scene.refused(name, STRANGER, wanted, at=scene.now)
+        cases()
+    lax = Scene(LOGGED).accept()
+    lax.refused("FiniteLossesNotDemanded", STRANGER, loss_report(LOGGED), at=lax.now)
+    scene.send(STRANGER, good)
+    scene.refused("WrongJobStatus", STRANGER, good, at=scene.now)
+    parted = _parted()
+    parted.refused("WrongJobStatus", STRANGER, replace(good, head=head_of(LOGGED, 1, bytes(32))), at=parted.now)  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- who may challenge on paper

@@ -70,6 +70,10 @@ def transactions() -> list[tx.Transaction]:
         tx.Reclaim(game_id=GAME),
         tx.Withdraw(to=Address(bytes(20))),
         tx.ReportConcession(concession=CONCESSION),
+        tx.ReportLoss(
+            head=HEAD, position=1, state_root=_digest("state"), loss_bits=0x7FC00000, log_root=_digest("log"),
+            siblings=(_digest("a"), _digest("b")),
+        ),
     ]  # fmt: skip
 
 

@@ -67,11 +67,13 @@ _ANSWER: Final = {"block_seconds", "step_seconds", "slowdown", "anyway", "thread
 _EITHER: Final = {"folder", "trainer", "policy", "as_json"}
 
 
+_FINITE: Final = click.option("--finite-losses", is_flag=True, help="Policy `logged`: a signed checkpoint whose loss "
+                              "is infinite or NaN costs the trainer its stake, without a dispute.")  # fmt: skip
 _job_options: Final = opt.options_for("terms", Terms, {
     name: click.option(f"--{name.replace('_', '-')}", type=kind, default=getattr(Terms(), name),
                        show_default=isinstance(kind, click.IntRange), help=text)
     for name, (kind, text) in _TERMS.items()
-})  # fmt: skip
+} | {"finite_losses": _FINITE})  # fmt: skip
 """Options for the job's `terms`."""
 
 

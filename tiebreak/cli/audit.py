@@ -14,7 +14,7 @@ from tiebreak.api.machine import Machine
 from tiebreak.api.watching.alarms import shown_loss
 from tiebreak.cli import options as opt
 from tiebreak.engine.run.segments import chances
-from tiebreak.protocol.errors import CannotCheck, ConfigurationError, VerificationError
+from tiebreak.protocol.errors import CannotCheck, ConfigurationError, ForbiddenLoss, VerificationError
 
 if TYPE_CHECKING:
     from tiebreak.engine.run.audit import SegmentAudit, SegmentReport
@@ -115,7 +115,7 @@ def audit(
         report["verdict"] = "agrees"
         code, errors = 0, list[str]()
     except (CannotCheck, VerificationError) as error:
-        fraud, reason = isinstance(error, AuditFailure), " ".join(str(error).split())
+        fraud, reason = isinstance(error, AuditFailure | ForbiddenLoss), " ".join(str(error).split())
         report |= {"verdict": "fraud" if fraud else "could not check", "reason": reason}
         details = error.details if isinstance(error, AuditFailure) else []
         code, lines, errors = 2 if fraud else COULD_NOT_CHECK, [], [f"{type(error).__name__}: {reason}", *details]

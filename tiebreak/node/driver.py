@@ -458,7 +458,7 @@ class Driver(PostingDriver):
             head = work.head.head
             agrees = int(answer.root == head.run_root)
             self.post(work.job_id, posts.ReplayedBody(count=head.count, run_root=Digest(answer.root), agrees=agrees))
-        self.finish(work, root=answer.root, move=answer.move, problem=answer.problem)
+        self.finish(work, root=answer.root, move=answer.move, problem=answer.problem, found=answer.found)
 
     def told_steps(self, steps: Steps) -> None:
         """Show others how training goes. Called in a thread of the workers."""

@@ -16,7 +16,7 @@ from tiebreak.protocol.packing import U64, AnyOf, Data, ListOf, Maybe, OneOf, Re
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.driver import Turn
 from tiebreak.protocol.parties.posts import MAX_LOSSES, LibraryBody
-from tiebreak.protocol.parties.transactions import AnyJob
+from tiebreak.protocol.parties.transactions import AnyJob, ReportLoss
 
 MAX_LISTINGS: Final = 1 << 16
 MAX_ANSWER_BYTES: Final = 1 << 20
@@ -110,6 +110,8 @@ class Answer(Record):
     move: Annotated[Move | None, Maybe(AnyMove())] = None
     body: Annotated[LibraryBody | None, OneOf((LibraryBody,), optional=True)] = None
     problem: Annotated[str, Text()] = ""
+    found: Annotated[ReportLoss | None, OneOf((ReportLoss,), optional=True)] = None
+    """What the records of a head convict their trainer of; then `problem` says so too."""
 
 
 class Failed(Record):

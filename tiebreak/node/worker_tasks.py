@@ -22,7 +22,7 @@ from tiebreak.api.agreement.offers import complete, seconds_per_step
 from tiebreak.api.auditing.audits import open_replay
 from tiebreak.api.machine.interpreters import make_interpreter, use_threads
 from tiebreak.api.machine.workers import Channel
-from tiebreak.api.watching.alarms import as_line
+from tiebreak.api.watching.alarms import as_line, shown_loss
 from tiebreak.api.watching.sampling import Sampler
 from tiebreak.engine import system
 from tiebreak.engine.logged.committed import CommittedLogs
@@ -31,7 +31,7 @@ from tiebreak.engine.logged.journal import LogsInProgress
 from tiebreak.engine.run.cost import cost_of, require_memory
 from tiebreak.engine.run.directory import JOB, LOGS, RunDirectory, open_offer
 from tiebreak.engine.run.evidence import Evidence
-from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
 from tiebreak.engine.run.logs import NO_LOGS, Logs
 from tiebreak.engine.run.train import Progress, Worker
 from tiebreak.node import tasks
@@ -47,6 +47,7 @@ from tiebreak.protocol.game.sides import Challenger, Defender, resume
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.driver import Turn
 from tiebreak.protocol.parties.posts import MAX_LOSSES
+from tiebreak.protocol.parties.transactions import ReportLoss
 from tiebreak.protocol.tags import Digest
 
 JOBS, REPLAYS = "jobs", "replays"
@@ -132,6 +133,8 @@ class WorkerTasks:
             if isinstance(work, e.Train | e.Gather) or (work is not None and not task.job.is_logged):
                 return Failed(reason=str(error))
             return Answer(problem=str(error))
+        except NotFiniteError as error:  # a training that the job's terms end here
+            return Answer(problem=str(error))
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             reason = str(error) if isinstance(error, TiebreakError) else f"{error!r} at {where.filename}:{where.lineno}"
@@ -196,11 +199,17 @@ class WorkerTasks:
     def _compute(self, task: tasks.Compute) -> Answer:
         job, self._now = task.job, task.work
         self.dropped.discard(task.work)  # it is needed again, if a block with the end of its game has vanished
+        if isinstance(task.work, e.Replay | e.CheckLogs):
+            found = self._forbidden(task.work.head, open_offer(self._folder(job)))
+            if found is not None:
+                return found
         match task.work:
             case e.Train(count=count):
                 return Answer(root=self._train(job, count, task.signature))
             case e.Replay(head=head, attempt=attempt):
-                return Answer(root=self._replay(task, head.head.count, attempt))
+                root = self._replay(task, head.head.count, attempt)
+                own = RunDirectory.open(self._replay_folder(job, attempt))
+                return self._forbidden(head, own) or Answer(root=root)
             case e.Audit():
                 return Answer(root=self._replay(task, job.checkpoints, 0))
             case e.CheckLogs(head=head):
@@ -218,6 +227,14 @@ class WorkerTasks:
                     system.lock(file, shared=True, wait=True)
                     return Answer(move=self._gather(job, task.turn))
 
+    def _forbidden(self, head: SignedHead, run: RunDirectory) -> Answer | None:
+        """The answer about a head over a record in this run that its job forbids; None if there is none."""
+        records = run.records() if run.job.demands_finite_losses else []
+        if (found := ReportLoss.of(run.job, head, records)) is None:
+            return None
+        step, loss = found.record(run.job).step, shown_loss(found.loss_bits)
+        return Answer(problem=f"step {step}: its record has a loss that the job forbids, {loss}", found=found)
+
     def _run(self, job: Job, signature: bytes) -> RunDirectory:
         folder = self._folder(job)
         return RunDirectory.open(folder) if (folder / JOB).exists() else complete(folder, signature)
@@ -234,7 +251,7 @@ class WorkerTasks:
             self._give_way()
 
         # No key is needed: it is the party's machine that signs heads.
-        worker = Worker(run, self._interpreter(run), on_progress=on_progress, logs=LogsInProgress.of(run))
+        worker = Worker(run, self._interpreter(run), on_progress=on_progress, logs=LogsInProgress.of(run), trains=True)
         worker.work(job.last_step(count - 1))
         return run.root(count)
 

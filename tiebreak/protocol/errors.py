@@ -59,6 +59,10 @@ class SignatureError(VerificationError):
     """A signature is malformed, or was not made by the expected key."""
 
 
+class ForbiddenLoss(VerificationError):
+    """A signed record has a loss that its job forbids. That convicts the trainer; nothing need be replayed."""
+
+
 class IllegalMove(VerificationError):
     """The rules of the game refuse a move; the game is unchanged."""
 

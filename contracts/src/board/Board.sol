@@ -118,7 +118,9 @@ contract Board is Receipts, Seats {
         start.policy = state.policy;
         start.bodyCount = state.bodyCount;
         start.stateCount = state.stateCount;
-        start.tolerances = state.tolerances;
+        // Those of sums: the game has no say in losses.
+        // forge-lint: disable-next-line(unsafe-typecast)
+        start.tolerances = uint24(state.tolerances);
         start.steps = state.steps;
         start.checkpointInterval = state.checkpointInterval;
         start.clock = state.clock;

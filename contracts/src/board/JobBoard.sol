@@ -4,6 +4,8 @@ pragma solidity ^0.8.30;
 import {Segments} from "../game/Segments.sol";
 import {Duration, Instant, currentInstant} from "../game/Time.sol";
 import {IJobBoard, JobId} from "../interfaces/IJobBoard.sol";
+import {Commitments} from "../libraries/Commitments.sol";
+import {Float32} from "../libraries/Float32.sol";
 import {Trees} from "../libraries/Trees.sol";
 import {Signatures} from "./Signatures.sol";
 
@@ -29,6 +31,8 @@ abstract contract JobBoard is IJobBoard {
     uint256 internal constant LOGGED = 1;
     uint256 internal constant MIN_TOLERANCE = 2;
     uint256 internal constant MAX_TOLERANCE = 64;
+    /// The bit of the tolerances by which a job demands finite losses, above those of three kinds of sums.
+    uint32 internal constant FINITE_LOSSES = 1 << 24;
     uint256 internal constant MAX_DESCENT_LEVELS = 5;
     uint256 internal constant MAX_SEATS = 16;
 
@@ -118,6 +122,29 @@ abstract contract JobBoard is IJobBoard {
         if (first.leaf == second.leaf) revert NoInconsistency(first.leaf);
         emit Inconsistency(jobId, position, first.leaf, second.leaf);
         _slash(jobId, msg.sender);
+    }
+
+    /// @inheritdoc IJobBoard
+    function reportLoss(
+        Head calldata head,
+        bytes calldata signature,
+        uint64 position,
+        bytes32 stateRoot,
+        uint32 lossBits,
+        bytes32 logRoot,
+        bytes32[] calldata siblings
+    ) external onlyStatus(head.jobId, JobStatus.ACTIVE) {
+        JobState storage state = _jobs[head.jobId];
+        if (state.tolerances & FINITE_LOSSES == 0) revert FiniteLossesNotDemanded(head.jobId);
+        if (Float32.isFinite(lossBits)) revert FiniteLoss(lossBits);
+        if (position >= head.count) revert NoRecord(position, head.count);
+        (uint64 last,) = _checkHead(state, head, signature);
+        uint64 step = Segments.lastStep(state.steps, state.checkpointInterval, position);
+        bytes32 leaf = Commitments.record(step, stateRoot, lossBits, logRoot);
+        // SAFETY: an honest trainer signs no such record, so the game need not tell whether the program led to it.
+        Trees.verify(head.runRoot, Trees.depthOf(last), position, leaf, siblings);
+        emit Nonfinite(head.jobId, step, lossBits);
+        _slash(head.jobId, msg.sender);
     }
 
     /// @inheritdoc IJobBoard
@@ -378,9 +405,9 @@ abstract contract JobBoard is IJobBoard {
         _require("checkpointInterval", job_.checkpointInterval, 1, job_.steps);
         _require("policy", job_.policy, 0, LOGGED);
         _require("precision", job_.precision, MIN_PRECISION, MAX_PRECISION);
-        // A byte for each of three kinds of sums; none of policy `exact`.
-        _require("tolerances", job_.tolerances, 0, job_.policy == LOGGED ? type(uint24).max : 0);
-        for (uint256 rest = job_.tolerances; rest != 0; rest >>= 8) {
+        // A byte for each of three kinds of sums, and a bit; none of policy `exact`, whose trainers cannot part.
+        _require("tolerances", job_.tolerances, 0, job_.policy == LOGGED ? FINITE_LOSSES | type(uint24).max : 0);
+        for (uint256 rest = uint24(job_.tolerances); rest != 0; rest >>= 8) {
             uint256 n = rest & 0xff;
             if (n != 0) _require("tolerances", n, MIN_TOLERANCE, MAX_TOLERANCE);
         }
@@ -421,7 +448,7 @@ abstract contract JobBoard is IJobBoard {
         state.bodyCount = uint24(job_.bodyCount);
         state.stateCount = uint24(job_.stateCount);
         state.dataCount = job_.dataCount;
-        state.tolerances = uint24(job_.tolerances);
+        state.tolerances = job_.tolerances;
         state.trainer = job_.trainer;
         state.status = JobStatus.OFFERED;
         state.descentLevels = job_.descentLevels;

@@ -21,6 +21,11 @@ library Segments {
         return segment * interval + 1;
     }
 
+    /// @return the number of the last step under checkpoint `segment` < checkpoints(job)
+    function lastStep(uint64 steps, uint64 interval, uint64 segment) internal pure returns (uint64) {
+        return segment * interval + length(steps, interval, segment);
+    }
+
     /// @return the steps under checkpoint `segment`: k, or what remains
     function length(uint64 steps, uint64 interval, uint64 segment) internal pure returns (uint64) {
         uint64 rest = steps - segment * interval;

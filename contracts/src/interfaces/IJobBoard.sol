@@ -20,7 +20,8 @@ function _jobIdEquals(JobId a, JobId b) pure returns (bool) {
 ///     acceptJob (trainer pays its stake)          -> ACTIVE      cancelJob (client)        -> CANCELLED
 ///     postHead, postHead, ... , final head        -> (window runs)
 ///     settle (anyone, window over, no open game)  -> SETTLED     reward and stake to the trainer
-///     a game that the trainer loses, a head that it concedes, or two signed heads that cannot both be true
+///     a game that the trainer loses, a head that it concedes, two signed heads that cannot both be true,
+///     or a signed record whose loss the job forbids
 ///                                                 -> SLASHED     reward to the client, half of the trainer's stake to
 ///                                                                whoever proved it (and to the seats), half burned
 ///     abandon (anyone, no head for a window,      -> ABANDONED   reward and the trainer's stake to the client
@@ -93,7 +94,7 @@ interface IJobBoard {
         /// b: bits to which sums and the functions 10 ... 15 are rounded. Invariant: 16 ... 32.
         uint8 precision;
         /// n of each kind of logged sum (SPEC section 5.1), the first in the lowest byte. Invariant: each 0 or 2 ... 64,
-        /// nothing above the third; 0 of policy `exact`.
+        /// nothing above the third but for the lowest bit, by which the job demands finite losses; 0 of policy `exact`.
         uint32 tolerances;
         /// Wei. Invariant: below 2^128.
         uint256 reward;
@@ -207,8 +208,8 @@ interface IJobBoard {
         Duration clock;
         /// Games of this job that have no verdict. Invariant: at most 16, 0 unless ACTIVE or SLASHED.
         uint16 openGames;
-        /// As signed. Invariant: 0 of policy `exact`.
-        uint24 tolerances;
+        /// As signed. Invariant: below 2^25, 0 of policy `exact`.
+        uint32 tolerances;
         /// The most games that were open at once since none was. Invariant: at least `openGames`; falls only when a game
         /// starts over none.
         uint8 crowd;
@@ -264,6 +265,8 @@ interface IJobBoard {
     event JobParted(JobId indexed jobId, uint64 receipts, uint256 toTrainer, uint256 toClient);
     event Equivocation(JobId indexed jobId, uint64 count, bytes32 firstRoot, bytes32 secondRoot);
     event Inconsistency(JobId indexed jobId, uint64 position, bytes32 firstLeaf, bytes32 secondLeaf);
+    /// The record of this step, under a head that the trainer signed, has an infinite loss or NaN.
+    event Nonfinite(JobId indexed jobId, uint64 step, uint32 lossBits);
     /// The trainer has signed that this head is false.
     event Conceded(JobId indexed jobId, address indexed prover, uint64 count, bytes32 runRoot);
     event Credited(address indexed account, uint256 amount);
@@ -290,6 +293,10 @@ interface IJobBoard {
     error NoEquivocation(bytes32 runRoot);
     /// The two heads do not conflict there: equal leaves.
     error NoInconsistency(bytes32 leaf);
+    /// The job allows every loss.
+    error FiniteLossesNotDemanded(JobId jobId);
+    /// The record's loss is neither infinite nor NaN.
+    error FiniteLoss(uint32 lossBits);
     /// The head has no record at this position: its count is not above it.
     error NoRecord(uint64 position, uint64 count);
     error FinalHeadMissing(uint64 count, uint64 checkpoints);
@@ -358,6 +365,18 @@ interface IJobBoard {
     /// anyone; it is rewarded.
     function reportInconsistency(JobId jobId, uint64 position, OpenedHead calldata first, OpenedHead calldata second)
         external;
+
+    /// @notice A record below the count of a head that the trainer signed has an infinite loss or NaN, in a job that
+    /// demands finite losses. Caller: anyone; it is rewarded.
+    function reportLoss(
+        Head calldata head,
+        bytes calldata signature,
+        uint64 position,
+        bytes32 stateRoot,
+        uint32 lossBits,
+        bytes32 logRoot,
+        bytes32[] calldata siblings
+    ) external;
 
     /// @notice The trainer has signed EIP-712 `Concession` of this head: it is false, and `prover` is to be paid as if it had
     /// proved that. No game is needed. Caller: anyone.

@@ -153,6 +153,11 @@ def wanted_of(call: Call, board: WorldBoard) -> tx.Transaction | None:  # noqa: 
                 for head, one in zip(call.heads, (v["first"], v["second"]), strict=True)
             ]
             return tx.ReportInconsistency(position=v["position"], first=opened[0], second=opened[1])
+        case "reportLoss":
+            return tx.ReportLoss(
+                head=call.heads[0], position=v["position"], state_root=v["stateRoot"], loss_bits=v["lossBits"],
+                log_root=v["logRoot"], siblings=tuple(v["siblings"]),
+            )  # fmt: skip
         case "reportConcession":
             conceded = Concession(head=Head(**vars(v["head"])), prover=v["prover"], signature=v["concession"])
             return tx.ReportConcession(concession=conceded)

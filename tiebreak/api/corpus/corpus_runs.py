@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -100,7 +100,7 @@ def new_run(
         program, client=client.address, trainer=trainer.address, steps=steps, checkpoint_interval=checkpoint_interval,
         initial_state_root=state_tree(identities(state)).root, data_root=data_tree(identities(data)).root,
         policy=int(Policy.LOGGED if tolerances else Policy.EXACT), precision=precision, tolerances=tolerances,
-        **asdict(Terms()),
+        **Terms().job_fields,
     )  # fmt: skip
     signatures = {"client_signature": job.sign(NOWHERE, client), "trainer_signature": job.sign(NOWHERE, trainer)}
     return RunDirectory.create(path, SignedJob(domain=NOWHERE, job=job, **signatures), program, state, data)

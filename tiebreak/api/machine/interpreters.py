@@ -99,7 +99,7 @@ def make_logging(job: Job | None, policy: LoggedPolicy | None = None) -> Logging
             raise ConfigurationError("expected no policy file for a job of policy exact, got one")
         return None
     tolerances = {kind: tolerance_of(job.tolerances, kind) for kind in SumKind}
-    if policy is None and not job.tolerances:
+    if policy is None and not job.sum_tolerances:
         return None
     if policy is None:
         return Logging(thresholds={}, tolerances=tolerances)

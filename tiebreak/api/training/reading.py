@@ -80,4 +80,5 @@ def policy_words(job: Job) -> str:
     if not job.is_logged:
         return f"exact, {job.precision} bits"
     tolerances = (f"{kind.name.lower()} 2^-{n}" for kind in SumKind if (n := tolerance_of(job.tolerances, kind)))
-    return f"logged, {job.precision} bits, within {', '.join(tolerances) or 'no tolerance'} of a gap"
+    demand = "; losses must be finite" if job.demands_finite_losses else ""
+    return f"logged, {job.precision} bits, within {', '.join(tolerances) or 'no tolerance'} of a gap{demand}"

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from tiebreak.engine.lowering.elementwise import wrapped
 from tiebreak.engine.optimizers.rules import Update, clipped, tables, update
 from tiebreak.engine.optimizers.translate import TorchOptimizers
 from tiebreak.protocol.commitments.eip712 import Address, Domain
-from tiebreak.protocol.commitments.job import PRECISION_F32, Job, SignedJob
+from tiebreak.protocol.commitments.job import FINITE_LOSSES, PRECISION_F32, Job, SignedJob
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.records import data_tree, state_tree
 from tiebreak.protocol.commitments.terms import Terms
@@ -260,8 +260,8 @@ def draft_job(
         captured.program, client=client, trainer=trainer,
         initial_state_root=state_tree(identities(captured.state)).root,
         data_root=data_tree(data_identities(captured.data, cache=FactsCache())).root, steps=steps,
-        checkpoint_interval=checkpoint_interval, policy=int(policy), precision=precision, tolerances=tolerances,
-        **asdict(terms),
+        checkpoint_interval=checkpoint_interval, policy=int(policy), precision=precision,
+        tolerances=tolerances | FINITE_LOSSES * terms.finite_losses, **terms.job_fields,
     )  # fmt: skip
 
 

@@ -283,9 +283,9 @@ class Interpreter:
             raise ConfigurationError(
                 f"expected an arithmetic of the job's precision {job.precision}, got one of precision {precision}"
             )
-        if logging is not None and pack_tolerances(dict(logging.tolerances)) != job.tolerances:
+        if logging is not None and pack_tolerances(dict(logging.tolerances)) != job.sum_tolerances:
             raise ConfigurationError(
-                f"expected an arithmetic with the job's tolerances {job.tolerances:#08x}, got "
+                f"expected an arithmetic with the job's tolerances {job.sum_tolerances:#08x}, got "
                 f"{pack_tolerances(dict(logging.tolerances)):#08x}"
             )
 

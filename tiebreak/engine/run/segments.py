@@ -47,7 +47,7 @@ def signed_records(run: RunDirectory) -> tuple[list[StepRecord], SignedHead]:
     """The records that the run's last signed head commits to, and that head.
 
     That is step (1) of an audit of segments (`tiebreak.engine.run.audit`). Raises `ConfigurationError` if nothing is
-    signed yet, and `CannotCheck` if the records are not the head's.
+    signed yet, `CannotCheck` if the records are not the head's, and `ForbiddenLoss` for one that the job forbids.
     """
     head = run.last_head()
     if head is None:
@@ -61,6 +61,8 @@ def signed_records(run: RunDirectory) -> tuple[list[StepRecord], SignedHead]:
             f"expected {head.head.count} records with the signed root {head.head.run_root.hex()}, got {len(records)} "
             f"with {root.hex()}; a whole audit needs none of them"
         )
+    for record in records:
+        run.job.check_loss(record)
     return records, head
 
 

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from tiebreak.engine.data import check_unchanged
 from tiebreak.engine.run.commit import Commit, Committer
 from tiebreak.engine.run.directory import ALL, Keep, RunDirectory
-from tiebreak.engine.run.interpreter import Interpreter, State
+from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError, State
 from tiebreak.engine.run.logs import NO_LOGS, Logs, check_logs
 from tiebreak.engine.run.loop import steps
 from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.numbers.float32 import is_finite
 from tiebreak.protocol.tags import Digest
 
 
@@ -50,14 +51,15 @@ class Worker:
     def __init__(
         self, run: RunDirectory, interpreter: Interpreter, *, key: PrivateKey | None = None,
         on_progress: OnProgress = lambda _: None, on_commit: OnCommit = lambda _: None, stop_if_not_finite: bool = True,
-        keep: Keep = ALL, logs: Logs = NO_LOGS,
+        keep: Keep = ALL, logs: Logs = NO_LOGS, trains: bool = False,
     ) -> None:  # fmt: skip
         """`key` is the trainer's. Without a key this is an auditor's replay, which continues even if the run diverges.
 
         stop_if_not_finite: a trainer whose run diverges, and who claims the reward nevertheless because the program is
-        what was agreed on, sets this to False. keep: which checkpoints stay on disk. logs: for a job of policy
-        `logged`, those of this run (`engine.logged.journal.LogsInProgress`). Raises `ConfigurationError` for an
-        interpreter that follows other rules than the job's.
+        what was agreed on, sets this to False. In a job that demands finite losses, it stops all the same before a step
+        that has none. trains: this is a trainer's, whose key is elsewhere. keep: which checkpoints stay on disk. logs:
+        for a job of policy `logged`, those of this run (`engine.logged.journal.LogsInProgress`). Raises
+        `ConfigurationError` for an interpreter that follows other rules than the job's.
         """
         interpreter.check_job(run.job)
         check_logs(run.job, logs)
@@ -69,6 +71,7 @@ class Worker:
         # SAFETY: an auditor must go on. Otherwise a cheat whose true run diverges could commit any finite state and
         # never be caught.
         self._check_finite = stop_if_not_finite and key is not None
+        self._demands_finite = (trains or key is not None) and run.job.demands_finite_losses
         self._keep = keep
         self._logs = logs
 
@@ -108,6 +111,8 @@ class Worker:
             del state  # its memory may be reused for the next state
             started, resolving = time.perf_counter(), stats.seconds_resolving
             for step, result, _ in computed:
+                if self._demands_finite and not is_finite(result.loss_bits):
+                    raise NotFiniteError(step, "the loss")
                 entries = self._logs.after(step)
                 seconds = time.perf_counter() - started
                 # A checkpoint begins only when the one before it is on disk; otherwise nothing waits.

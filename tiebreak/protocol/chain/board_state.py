@@ -437,7 +437,7 @@ def _change(  # noqa: C901  # one case an event
             job.post(said["count"], now)
         case "ReceiptPosted":
             job.receipts = said["count"]
-        case "Equivocation" | "Inconsistency" | "Conceded":  # flags of the job with these names
+        case "Equivocation" | "Inconsistency" | "Nonfinite" | "Conceded":  # flags of the job with these names
             setattr(job, name.lower(), True)
         case "HeadSealed":
             job.seal(said["count"], now, pool_length)

@@ -35,10 +35,10 @@ and its address, `sig` the 65 bytes of `keys`. Signatures under other key ids ar
 
 Numbered plan of `Certificate.verify` and of what comes before and after it: (1) the statement is the one of its content
 (`decode`), (2) client and trainer signed the job, (3) the trainer signed a head of all its checkpoints, (4) the record
-is the last of that head's run, (5) every signature under an address is by that address, and the trainer's is there
-(`signers`), (6) the tensors fill their places of the final state, and none is left over (`check_tensors`), (7) so do
-the tensors of an adapter's base together with them, and they are those of the base's root (`check_base`), (8) and the
-first state has the tensors of other files in the same places (`check_start`).
+is the last of that head's run, and the job does not forbid its loss, (5) every signature under an address is by that
+address, and the trainer's is there (`signers`), (6) the tensors fill their places of the final state, and none is left
+over (`check_tensors`), (7) so do the tensors of an adapter's base together with them, and they are those of the base's
+root (`check_base`), (8) and the first state has the tensors of other files in the same places (`check_start`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -311,6 +311,7 @@ class Certificate:
         if head.count != job.checkpoints:
             raise VerificationError(f"head: expected one of all {job.checkpoints} checkpoints, got {head.count}")
         trees.verify(head.run_root, job.run_depth, head.count - 1, self.record.digest, self.path)  # (4)
+        job.check_loss(self.record)
         self.weights.check(job.state_count)
         if self.adapter is not None:
             self.adapter.base.check(job.state_count)

@@ -19,8 +19,8 @@ from tiebreak.protocol import codec, trees
 from tiebreak.protocol.commitments import keys, terms
 from tiebreak.protocol.commitments.eip712 import ADDRESS_BYTES, Address, Domain, TypedData, hash_struct, typed_digest
 from tiebreak.protocol.commitments.records import StepRecord, checkpoint_count, initial_record
-from tiebreak.protocol.errors import VerificationError
-from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
+from tiebreak.protocol.errors import ForbiddenLoss, VerificationError
+from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION, is_finite, to_float
 from tiebreak.protocol.packing import U32, Fields, OneOf, Raw, Record, Root, Uint, pack, unpack
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import Policy, check_tolerances
@@ -30,6 +30,8 @@ PRECISION_F32: Final = MAX_PRECISION
 MAX_DESCENT_LEVELS: Final = 5
 MAX_SEATS: Final = 16
 MAX_JOB_BYTES: Final = 2048
+FINITE_LOSSES: Final = 1 << 24
+"""The bit of a job's tolerances by which it demands finite losses: it tolerates no other."""
 FILE_VERSION: Final = 1
 
 Account = Annotated[Address, Raw(ADDRESS_BYTES)]
@@ -57,7 +59,8 @@ class Job(Record):
     policy: Annotated[int, Uint(8, Policy.EXACT, Policy.LOGGED)] = int(Policy.EXACT)
     precision: Annotated[int, Uint(8, MIN_PRECISION, MAX_PRECISION)] = PRECISION_F32
     tolerances: U32 = 0
-    """One byte for each kind of logged sum (`tiebreak.protocol.program.rounding`); 0 under policy `exact`."""
+    """One byte for each kind of logged sum (`tiebreak.protocol.program.rounding`), and the bit `FINITE_LOSSES`; 0 under
+    policy `exact`."""
     reward: Wei
     trainer_stake: Wei
     challenger_stake: Annotated[int, Uint(256, 1, (1 << 128) - 1)]
@@ -87,7 +90,9 @@ class Job(Record):
         for name in ("client", "trainer"):
             if getattr(self, name) == bytes(ADDRESS_BYTES):
                 raise VerificationError(f"job: expected a {name} address, got zero")
-        check_tolerances(self.tolerances)
+        check_tolerances(self.sum_tolerances)
+        if self.demands_finite_losses and not self.is_logged:  # under `exact` a run that diverges could not be parted
+            raise VerificationError("job: expected policy logged if finite losses are demanded, got policy exact")
         if self.tolerances and not self.is_logged:
             raise VerificationError(f"job: expected tolerances 0 under policy exact, got {self.tolerances:#x}")
         self._check_seats()
@@ -136,6 +141,23 @@ class Job(Record):
     @property
     def is_logged(self) -> bool:
         return self.policy == Policy.LOGGED
+
+    @property
+    def sum_tolerances(self) -> int:
+        """The tolerances of sums alone."""
+        return self.tolerances & ~FINITE_LOSSES
+
+    @property
+    def demands_finite_losses(self) -> bool:
+        """Whether a checkpoint whose record has an infinite loss, or NaN, convicts the trainer that signed it."""
+        return bool(self.tolerances & FINITE_LOSSES)
+
+    def check_loss(self, record: StepRecord) -> None:
+        """Raise `ForbiddenLoss` for a record that breaks the job's demand of finite losses, whatever led to it."""
+        if self.demands_finite_losses and not is_finite(bits := record.loss_bits):
+            raise ForbiddenLoss(
+                f"step {record.step}: expected a finite loss, as the job demands, got {to_float(bits)} ({bits:#010x})"
+            )
 
     @property
     def game_seconds(self) -> int:

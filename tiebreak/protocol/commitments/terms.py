@@ -1,9 +1,9 @@
 """The part of a job that client and trainer negotiate, as opposed to what is computed."""
 
-from dataclasses import dataclass, fields
-from typing import Final
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final
 
-from tiebreak.protocol.arguments import require_fields, whole
+from tiebreak.protocol.arguments import FLAG, require_fields, whole
 
 MAX_SECONDS: Final = 1 << 28
 """Upper bound of a job's window, deadline and the audit time of all its segments: 8.5 years."""
@@ -17,6 +17,7 @@ MAX_WORTH: Final = 1 << (MAX_GAMES - 2)
 A trainer that fills its own job with games, so that nobody else can challenge, burns at least 2^15 - 1/2 of them: twice
 as much, less one.
 """
+_OTHERS: Final = {"descent_levels": whole(1, 5), "finite_losses": FLAG}
 
 
 def least_challenger_stake(*, reward: int, trainer_stake: int, seats: int, seat_fee: int, seat_bond: int) -> int:
@@ -43,6 +44,9 @@ class Terms:
     seat_fee: paid for each receipt. seat_bond: put up by the auditor of a seat; a power of two, or 0.
     descent_levels: levels of a tree that one move reveals, from 1 (a binary game, as in Truebit) to 5. nonce: makes two
     jobs over the same roots different; with seats, it commits to a secret of the client, and is made.
+    finite_losses: whether the trainer loses its stake for a signed checkpoint whose loss is infinite or NaN, by one
+    transaction and without a game; only under policy `logged`. A trainer stops before such a step. Records of steps
+    between checkpoints stand under no head, so a program that checks something lets its loss be NaN from then on.
 
     Raises `ConfigurationError` for a negative number. What else a job needs is checked when it is agreed.
     """
@@ -61,9 +65,15 @@ class Terms:
     seat_bond: int = 0
     descent_levels: int = 1
     nonce: int = 0
+    finite_losses: bool = False
 
     def __post_init__(self) -> None:
-        require_fields(self, **{field.name: whole(0) for field in fields(self)} | {"descent_levels": whole(1, 5)})
+        require_fields(self, **{field.name: whole(0) for field in fields(self)} | _OTHERS)
+
+    @property
+    def job_fields(self) -> dict[str, Any]:
+        """The terms that are fields of a job; `finite_losses` is a bit of another."""
+        return {name: value for name, value in asdict(self).items() if name != "finite_losses"}
 
 
 def ether(wei: int) -> str:

@@ -73,7 +73,7 @@ class WatcherParty(PartyMachine):
                 self._fetched.add((event.job_id, event.count))
             case e.Done(work=e.Replay() as work):
                 self.record((*_replayed(work.head), work.attempt), event.root)
-                if event.problem:
+                if event.problem and event.found is None:
                     self.alarm(f"{_name(work.head)} cannot be checked: {event.problem}")
         self._strangers = [shown for shown in self._strangers if not self._sort(*shown)][:MAX_STRANGERS]
 
@@ -316,6 +316,8 @@ class AuditorParty(Player, Sitter, WatcherParty):
         if is_active(job) and conceded is not None and not self.is_given_up(place):
             self.want(place, tx.ReportConcession(concession=Concession.decode(conceded)))
             return  # a game would be dearer, and bring no more
+        if self.reports_loss(job):
+            return  # nor would it here
         for first, second in self.conflicts(job.id):
             if is_active(job) and self.reports(first, second):
                 self.want(("report", job.id), tx.Report(first=first, second=second))

@@ -84,6 +84,8 @@ class PublicJob:
     """Whether the job was slashed because its trainer signed two heads with the same count."""
     inconsistency: bool = False
     """Whether the job was slashed because its trainer signed two heads with different leaves in one place."""
+    nonfinite: bool = False
+    """Whether the job was slashed because its trainer signed a record whose loss is not finite."""
     conceded: bool = False
     """Whether the job was slashed because its trainer signed that a head is false."""
     auditors: tuple[Address, ...] = ()

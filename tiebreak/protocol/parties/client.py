@@ -69,6 +69,7 @@ class ClientParty(PartyMachine):
 
     def learn(self, event: e.Event) -> None:  # noqa: C901  # one case an event
         """Record the jobs that its owner wants, trainers' signatures under them, and what becomes of their logs."""
+        super().learn(event)
         match event:
             case e.JobDrafted(job=job) if found := objections_to_seats(job, self.domain):
                 self.alarm(f"job {job.id.hex()[:8]}: not offered: {found[0]}", is_error=True)
@@ -137,6 +138,8 @@ class ClientParty(PartyMachine):
         if job.job.seats:
             self._seat(job)
         if not is_active(job):
+            return
+        if self.reports_loss(job):
             return
         if job.job.is_logged:
             self._sign_for_logs(job)

@@ -214,9 +214,12 @@ class PartyDriver(ABC):
         if waits or not (is_past or self.start_work(work, turn)):
             self._held.append(work)
 
-    def finish(self, work: e.Work, *, root: bytes = b"", move: Move | None = None, problem: str = "") -> None:
+    def finish(
+        self, work: e.Work, *, root: bytes = b"", move: Move | None = None, problem: str = "",
+        found: tx.ReportLoss | None = None,
+    ) -> None:  # fmt: skip
         """Tell the machine how its work ended."""
-        self.tell(e.Done(at=self.instant(), work=work, root=root, move=move, problem=problem))
+        self.tell(e.Done(at=self.instant(), work=work, root=root, move=move, problem=problem, found=found))
 
     def is_for_nobody(self, work: e.Work) -> bool:
         """Whether a move is gathered for a game that is over, or a segment trained for a job that is."""

@@ -13,7 +13,7 @@ from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Concession, Job, LogReceipt, SignedHead
 from tiebreak.protocol.game.moves import AnyMove, Move
 from tiebreak.protocol.packing import U32, U64, ListOf, Maybe, Record, Root
-from tiebreak.protocol.parties.transactions import AnyHead, Transaction
+from tiebreak.protocol.parties.transactions import AnyHead, ReportLoss, Transaction
 from tiebreak.protocol.tags import Digest
 
 Place = tuple[str | bytes | int, ...]
@@ -177,6 +177,8 @@ class Done(EventBase):
     root: bytes = b""
     move: Move | None = None
     problem: str = ""
+    found: ReportLoss | None = None
+    """What the records of the head, on which it worked, convict their trainer of."""
 
 
 class Mined(EventBase):

@@ -26,6 +26,7 @@ from tiebreak.protocol.game.messages import Transcript
 from tiebreak.protocol.game.moves import Concede, Phase, Side
 from tiebreak.protocol.game.snapshot import Standing, opened
 from tiebreak.protocol.game.state import GameState
+from tiebreak.protocol.numbers.float32 import is_finite
 from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import BURNED, Board, JobStatus, PublicGame, PublicJob
 from tiebreak.protocol.parties.posts import AuditorsBody, Body, MoveBody, Post, ReceiptBody, TransactionBody
@@ -191,6 +192,12 @@ class Ledger:
                     _check_opened(wanted.position, opening, job)
                 _require(wanted.first.leaf != wanted.second.leaf, "NoInconsistency")
                 return self._slashing(found, sender, now, (wanted.first.head, wanted.second.head), "inconsistency")
+            case tx.ReportLoss(head=head):
+                _require(job.demands_finite_losses, "FiniteLossesNotDemanded")
+                _require(not is_finite(wanted.loss_bits), "FiniteLoss")
+                opening = tx.OpenedHead(head=head, leaf=wanted.record(job).digest, siblings=wanted.siblings)
+                _check_opened(wanted.position, opening, job)
+                return self._slashing(found, sender, now, (head,), "nonfinite")
             case tx.ReportConcession(concession=conceded):
                 _signed(lambda: conceded.verify(job, self.domain))
                 return partial(self._slash, found, conceded.prover, now)

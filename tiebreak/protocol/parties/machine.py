@@ -31,6 +31,7 @@ from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import StateError, VerificationError
+from tiebreak.protocol.packing import unpack
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import Board, JobStatus, PublicJob
@@ -187,6 +188,12 @@ class PartyMachine:
 
     def learn(self, event: e.Event) -> None:
         """Update the records from an event."""
+        match event:
+            case e.Done(work=e.Replay(head=head) | e.CheckLogs(head=head), found=tx.ReportLoss() as found) if (
+                found.head == head
+            ):
+                self.record(("loss", head.head.job_id), found.encode())
+                self.alarm(f"job {head.head.job_id.hex()[:8]}, head {head.head.count}: {event.problem}", is_error=True)
 
     def plan(self) -> None:
         """Ask for everything that should be under way now."""
@@ -307,6 +314,14 @@ class PartyMachine:
             return
         sending.is_given_up = True
         self.alarm(f"{event.place[0]!s}: the board refused it with {event.error}")
+
+    def reports_loss(self, job: PublicJob) -> bool:
+        """Report a record that the job forbids, if one was seen. Returns whether that is under way."""
+        place = ("loss", job.id)
+        if not is_active(job) or place not in self.records or self.is_given_up(place):
+            return False
+        self.want(place, tx.ReportLoss.unpack("loss", unpack(self.records[place], 1 << 16)))
+        return True
 
     def next_slot(self) -> int:
         """When the next block is due, if blocks come on schedule."""

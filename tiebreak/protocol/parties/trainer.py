@@ -35,6 +35,8 @@ class TrainerParty(Player):
         super().__init__(**known)
         self._to_post: dict[tuple[Digest, int], list[SignedHead]] = {}
         self._post_at: dict[SignedHead, int] = {}
+        self._stopped: set[Digest] = set()
+        """Jobs of which no further segment can be computed: their terms forbid what would come."""
 
     # ------------------------------------------------------------------ decisions
 
@@ -111,6 +113,7 @@ class TrainerParty(Player):
                 self.do(e.SignJob(job=job, signature=self.record(place, signature) if signature else b""))
             case e.Done(work=e.Train() as work):
                 if event.problem:
+                    self._stopped.add(work.job_id)
                     self.alarm(f"job {work.job_id.hex()[:8]}: {event.problem}", is_error=True)
                 else:
                     self.record(("trained", work.job_id, work.count), event.root)
@@ -189,7 +192,11 @@ class TrainerParty(Player):
         """Ask for the next segment or head. Returns True if none is left."""
         for count in range(1, job.job.checkpoints + 1):
             if ("trained", job.id, count) not in self.records:
-                if self.now > job.due or (job.job.is_logged and count > self.receipted(job) + self.ahead(job)):
+                if (
+                    job.id in self._stopped
+                    or self.now > job.due
+                    or (job.job.is_logged and count > self.receipted(job) + self.ahead(job))
+                ):
                     return False
                 self.begin(e.Train(job_id=job.id, count=count))
                 return False

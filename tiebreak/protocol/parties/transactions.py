@@ -6,17 +6,20 @@ limit, the stories and the pages follow from that. Two things are written elsewh
 (`Board.stake_of`), and its effect where there is no chain (`tiebreak.protocol.parties.ledger`).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final
 
 from tiebreak.protocol import packing
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.job import Account, Concession, Head, Job, LogReceipt, SignedHead
+from tiebreak.protocol.commitments.records import StepRecord, run_tree
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.game.moves import MAX_SIBLINGS, AnyMove, Move, Prove, kind_name
 from tiebreak.protocol.game.snapshot import Fork, Snapshot, opened
 from tiebreak.protocol.game.state import GameState
-from tiebreak.protocol.packing import U64, Data, ListOf, OneOf, Raw, Record, Root, Uint, camel_case
+from tiebreak.protocol.numbers.float32 import is_finite
+from tiebreak.protocol.packing import U32, U64, Data, ListOf, OneOf, Raw, Record, Root, Uint, camel_case
 from tiebreak.protocol.tags import Digest
 
 # ---------------------------------------------------------------- kinds of fields
@@ -167,6 +170,39 @@ class ReportConcession(Transaction, gas=135_000, words="shows that the trainer h
     """Show the board that the trainer has conceded a head, and to whom."""
 
     concession: AnyConcession
+
+
+class ReportLoss(Transaction, gas=135_000, words="reports a signed record with a loss that is not finite"):
+    """Open the record of a checkpoint whose loss is infinite or NaN, in a job that demands finite losses."""
+
+    head: AnyHead
+    position: U64
+    state_root: Root
+    loss_bits: U32
+    log_root: Root
+    siblings: Annotated[tuple[Digest, ...], ListOf(Raw(32), MAX_SIBLINGS)]
+
+    @classmethod
+    def of(cls, job: Job, head: SignedHead, records: Sequence[StepRecord]) -> "ReportLoss | None":
+        """The report of the first record under a head that the job forbids; None if these are not it, or are right."""
+        shown = records[: head.head.count]
+        position = next((n for n, record in enumerate(shown) if not is_finite(record.loss_bits)), None)
+        if position is None or not job.demands_finite_losses:
+            return None
+        tree, record = run_tree([one.digest for one in shown], job.steps, job.checkpoint_interval), shown[position]
+        if len(shown) < head.head.count or tree.root != head.head.run_root:
+            return None
+        return cls(
+            head=head, position=position, state_root=record.state_root, loss_bits=record.loss_bits,
+            log_root=record.log_root, siblings=tuple(tree.proof(position)),
+        )  # fmt: skip
+
+    def record(self, job: Job) -> StepRecord:
+        """The record that it opens."""
+        return StepRecord(
+            step=job.last_step(self.position), state_root=self.state_root, loss_bits=self.loss_bits,
+            log_root=self.log_root,
+        )  # fmt: skip
 
 
 class Settle(Transaction, gas=70_000, words="settles the job"):
@@ -357,6 +393,6 @@ class Reclaim(Transaction, gas=58_000, words="takes back the stake of a game tha
 TRANSACTIONS: Final[tuple[type[Transaction], ...]] = (
     CreateJob, CancelJob, AcceptJob, PostHead, Report, ReportInconsistency, Acknowledge, Settle, Abandon, Part,
     JoinPool, LeavePool, SealHead, DrawSeats, SealRoot, OpenHead, ClaimSeat, CloseSeats, Challenge, MakeMove, Enter,
-    EnterAndProve, ReportFork, ClaimTimeout, Reclaim, Withdraw, ReportConcession,
+    EnterAndProve, ReportFork, ClaimTimeout, Reclaim, Withdraw, ReportConcession, ReportLoss,
 )  # fmt: skip
 """The transactions by their number in a post, which never changes."""
