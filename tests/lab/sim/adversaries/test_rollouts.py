@@ -55,7 +55,7 @@ def test_every_way_of_sampling_gives_the_same_tokens(how: Sampling, workshop: Wo
 def test_honest_trainers_sign_the_same_run_however_they_sample(workshop: Workshop) -> None:
     job, rng = job_of(workshop), Random(1)
     works = [workshop.trained(job, rng) for _ in range(24)]
-    assert len({id(work.oracle.run) for work in works}) == len(SAMPLINGS)
+    assert len({id(work.oracle.run.steps) for work in works}) == len(SAMPLINGS)
     assert {work.records for work in works} == {workshop.honest(job).records}
     assert {work.lie for work in works} == {None}
 
@@ -178,7 +178,7 @@ def test_nobody_can_check_late_data_that_are_not_the_committed_ones(name: str, w
 
 
 @pytest.mark.parametrize("name", slow_except(NAMES, "forged token", "late data too long"))
-def test_each_of_them_ends_where_it_has_to(name: str, workshop: Workshop) -> None:
-    result = played(name, 5, workshop=workshop)
+def test_each_of_them_ends_where_it_has_to(name: str) -> None:
+    result = played(name, 5)
     assert result.job_status == ("parted" if name in HIDDEN else "slashed")
-    assert result.watched
+    assert result.watched == (name not in HIDDEN), "nobody can check those"

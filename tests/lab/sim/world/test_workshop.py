@@ -17,13 +17,13 @@ from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.logs import Logs
 from tiebreak.engine.run.train import Worker
 from tiebreak.lab.sim.adversaries.tampering import Cheat, ForgedEvidence, Tampered, flip_bit, tampered
-from tiebreak.lab.sim.world.workshop import NAMES, Workshop
+from tiebreak.lab.sim.world.workshop import RULES, Workshop
 from tiebreak.protocol.commitments.records import state_tree
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError
 from tiebreak.protocol.program.rounding import StepLog
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=[*RULES])
 def workshop(request: pytest.FixtureRequest) -> Workshop:
     return Workshop.open(request.param)
 

@@ -253,7 +253,7 @@ ADVERSARIES: Final = (
         _NONFINITE),
     _sampled("token out of range", forged(out_of_range), "numbers from behind a table, or a program that fails",
         _NONFINITE),
-    _sampled("mark of a forged token forged", _FALSE, "a state which says that all rollouts were samples"),
+    _sampled("forged token and mark", _FALSE, "a state which says that all rollouts were samples"),
     _sampled("re-rolled seed", other_seed, "the run of its choice among many that look alike"),
     _sampled("other late data than published", other_than_published,
         "answers for the public, and others to learn from", {Catch.RECOMPUTED, Catch.NONFINITE}),
