@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -12,9 +12,11 @@ import click
 
 from benchmarks.table import placed, publish, rows_of
 from tiebreak.protocol.chain import Call, EmbeddedChain
-from tiebreak.protocol.commitments.job import Concession, Head, Job, LogReceipt, SignedHead
+from tiebreak.protocol.commitments.job import FINITE_LOSSES, Concession, Head, Job, LogReceipt, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.records import StepRecord, run_tree
 from tiebreak.protocol.commitments.terms import Terms
+from tiebreak.protocol.numbers.float32 import NAN_BITS
 from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.program.rounding import Policy
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
@@ -49,7 +51,7 @@ class Bench:
         """The secret of the client of the newest job."""
         return digest(f"secret {self.jobs}")
 
-    def job(self, seats: int = 0, policy: Policy = Policy.EXACT) -> Job:
+    def job(self, seats: int = 0, policy: Policy = Policy.EXACT, tolerances: int = 0) -> Job:
         """A job of eight checkpoints, offered."""
         self.jobs += 1
         nonce = int.from_bytes(tagged_hash(Tag.SECRET, self.secret()), "big") if seats else self.jobs
@@ -57,14 +59,15 @@ class Bench:
         job = Job(
             client=CLIENT.address, trainer=TRAINER.address, program_root=digest("program"), body_count=4000,
             state_count=400, data_count=2, initial_state_root=digest("state"), data_root=digest("data"), steps=8000,
-            checkpoint_interval=1000, policy=int(policy), **asdict(replace(TERMS, nonce=nonce, seats=seats, **pay)),
+            checkpoint_interval=1000, policy=int(policy), tolerances=tolerances,
+            **replace(TERMS, nonce=nonce, seats=seats, **pay).job_fields,
         )  # fmt: skip
         offer = tx.CreateJob(job=job, signature=TRAINER.sign(job.digest(self.chain.domain)))
         self.take("create job with seats" if seats else "create job", CLIENT, Call.of(offer))
         return job
 
-    def accepted(self, seats: int = 0, policy: Policy = Policy.EXACT) -> Job:
-        job = self.job(seats, policy)
+    def accepted(self, seats: int = 0, policy: Policy = Policy.EXACT, tolerances: int = 0) -> Job:
+        job = self.job(seats, policy, tolerances)
         call = Call.of(tx.AcceptJob(job_id=job.id), job.trainer_stake)
         self.take("accept job with seats" if seats else "accept job", TRAINER, call)
         return job
@@ -77,6 +80,19 @@ class Bench:
         game, receipt = self.chain.challenge(challenger, self.head(job, job.checkpoints), nonce=0)
         self.gas["challenge"] = receipt.gas_used
         return game
+
+    def loss_report(self) -> tx.ReportLoss:
+        """A report of the fifth of eight checkpoints."""
+        job = self.accepted(policy=Policy.LOGGED, tolerances=FINITE_LOSSES)
+        records = [
+            StepRecord(step=1000 * n, state_root=digest("s"), loss_bits=0, log_root=digest("l")) for n in range(1, 9)
+        ]
+        records[4] = replace(records[4], loss_bits=NAN_BITS)
+        root = run_tree([record.digest for record in records], job.steps, job.checkpoint_interval).root
+        signed = SignedHead.sign(Head(job_id=job.id, count=8, run_root=root), self.chain.domain, TRAINER)
+        found = tx.ReportLoss.of(job, signed, records)
+        assert found is not None
+        return found
 
     def settled(self) -> None:
         job = self.accepted()
@@ -114,6 +130,7 @@ class Bench:
         head = self.head(self.accepted(), 3).head
         conceded = Concession.sign(head, SECOND.address, self.chain.domain, TRAINER)
         self.take("report concession", SECOND, Call.of(tx.ReportConcession(concession=conceded)))
+        self.take("report loss", SECOND, Call.of(self.loss_report()))
         job = self.accepted()
         game = self.challenge(job, CHALLENGER)
         self.take("concede", TRAINER, Call("concede", (game,)))

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Final, cast
@@ -49,7 +49,7 @@ def job_of(number: int, client: PrivateKey, trainer: PrivateKey) -> Job:
     return Job(
         client=client.address, trainer=trainer.address, program_root=root, body_count=10, state_count=1, data_count=0,
         initial_state_root=root, data_root=root, steps=1000, checkpoint_interval=10,
-        **asdict(Terms(descent_levels=4, nonce=number)),
+        **Terms(descent_levels=4, nonce=number).job_fields,
     )  # fmt: skip
 
 

@@ -113,10 +113,16 @@ contract BoardJobsTest is BoardBase {
                 _refused(job, "tolerances", wrong[i]);
             }
         }
-        job.tolerances = 1 << 24;
-        _refused(job, "tolerances", 1 << 24);
-        uint24[4] memory good = [uint24(0), 2, 64 << 16, 2 | 64 << 8 | 33 << 16];
-        for (uint256 i = 0; i < 4; ++i) {
+        job.tolerances = 1 << 25;
+        _refused(job, "tolerances", 1 << 25);
+        job.tolerances = FINITE_LOSSES | 1 << 16;
+        _refused(job, "tolerances", 1);
+        (job.tolerances, job.policy) = (FINITE_LOSSES, 0);
+        _refused(job, "tolerances", FINITE_LOSSES); // a trainer whose run diverges could not part
+        job.policy = 1;
+        uint32[6] memory good =
+            [uint32(0), 2, 64 << 16, 2 | 64 << 8 | 33 << 16, FINITE_LOSSES, FINITE_LOSSES | 2 | 64 << 8 | 33 << 16];
+        for (uint256 i = 0; i < 6; ++i) {
             (job.tolerances, job.nonce, job.precision) = (good[i], 2 + i, 16);
             IJobBoard.JobState memory state = board.job(_offer(job));
             _equal(1, state.policy, "policy");
@@ -446,6 +452,161 @@ contract BoardJobsTest is BoardBase {
         returns (bool, bytes memory)
     {
         return address(board).call(abi.encodeCall(IJobBoard.reportInconsistency, (jobId, 0, first, second)));
+    }
+
+    // ---------------------------------------------------------------- losses that the job forbids
+
+    uint32 private constant FINITE_LOSSES = 1 << 24;
+    uint32 private constant NAN = 0x7fc00000;
+    uint32 private constant INFINITY = 0x7f800000;
+
+    struct LossReport {
+        IJobBoard.Head head;
+        bytes signature;
+        uint64 position;
+        bytes32 stateRoot;
+        uint32 lossBits;
+        bytes32 logRoot;
+        bytes32[] siblings;
+    }
+
+    function _demanding(uint256 nonce, uint32 tolerances) private returns (JobId jobId) {
+        IJobBoard.Job memory job = _job(nonce);
+        (job.policy, job.tolerances) = (1, tolerances);
+        jobId = _offer(job);
+    }
+
+    /// @dev Of the records of steps 3, 6 and 7, the one with these bits.
+    function _lossReport(JobId jobId, uint64 position, uint32 lossBits) private view returns (LossReport memory r) {
+        (r.position, r.stateRoot, r.lossBits) = (position, keccak256("state"), lossBits);
+        r.logRoot = keccak256("log");
+        uint64[3] memory steps = [uint64(3), 6, 7];
+        bytes32[] memory leaves = new bytes32[](3);
+        for (uint64 i = 0; i < 3; ++i) {
+            uint32 bits = i == position ? lossBits : 0x40000000;
+            leaves[i] = sha256(abi.encodePacked("tb.recrd", steps[i], r.stateRoot, bits, r.logRoot));
+        }
+        r.head = _head(jobId, 3, GameTrees.root(leaves));
+        r.signature = _headSignature(r.head);
+        r.siblings = GameTrees.proof(leaves, position);
+    }
+
+    function _report(LossReport memory r) private {
+        VM.prank(stranger);
+        board.reportLoss(r.head, r.signature, r.position, r.stateRoot, r.lossBits, r.logRoot, r.siblings);
+    }
+
+    function _refusedReport(LossReport memory r, bytes memory reason) private {
+        VM.prank(stranger);
+        _expect(reason);
+        board.reportLoss(r.head, r.signature, r.position, r.stateRoot, r.lossBits, r.logRoot, r.siblings);
+    }
+
+    function _elsewhere(LossReport memory r) private {
+        (bool success, bytes memory reason) = _tryLoss(r);
+        require(!success && bytes4(reason) == IReferee.WrongRoot.selector, "a record that is not there");
+    }
+
+    /// @dev Every pattern, at every checkpoint.
+    function testFuzz_every_loss_but_a_finite_one_is_slashed(uint32 bits, uint8 place) external {
+        JobId jobId = _demanding(1, FINITE_LOSSES | 20);
+        _accept(jobId);
+        uint64 position = place % 3;
+        uint32 finite = bits & 0x7f800000 == 0x7f800000 ? bits & ~uint32(0x00800000) : bits;
+        _refusedReport(
+            _lossReport(jobId, position, finite), abi.encodeWithSelector(IJobBoard.FiniteLoss.selector, finite)
+        );
+        LossReport memory r = _lossReport(jobId, position, bits | INFINITY);
+        _report(r);
+        _requireStatus(jobId, IJobBoard.JobStatus.SLASHED);
+        _equal(TRAINER_STAKE / 2, board.credit(stranger), "reporter");
+        _equal(REWARD, board.credit(client), "client");
+        _equal(TRAINER_STAKE - TRAINER_STAKE / 2, _burned(0), "burned");
+        _refusedReport(r, _wrongStatus(jobId, IJobBoard.JobStatus.SLASHED));
+    }
+
+    function test_a_loss_is_reported_in_an_active_job_that_forbids_it() external {
+        JobId lax = _demanding(1, 20);
+        _accept(lax);
+        LossReport memory r = _lossReport(lax, 0, NAN);
+        _refusedReport(r, abi.encodeWithSelector(IJobBoard.FiniteLossesNotDemanded.selector, lax));
+        JobId jobId = _demanding(2, FINITE_LOSSES);
+        r = _lossReport(jobId, 0, NAN);
+        _refusedReport(r, _wrongStatus(jobId, IJobBoard.JobStatus.OFFERED));
+        _refusedReport(
+            _lossReport(JobId.wrap("none"), 0, NAN), _wrongStatus(JobId.wrap("none"), IJobBoard.JobStatus.NONE)
+        );
+        _accept(jobId);
+        // Neither the window nor a game matters.
+        _challenge(jobId, 3, r.head.runRoot, 1);
+        _warp(START + 10 * WINDOW);
+        _report(r);
+        _requireStatus(jobId, IJobBoard.JobStatus.SLASHED);
+        _equal(TRAINER_STAKE / 2 - RELIEF, board.credit(stranger), "reporter, less the relief");
+    }
+
+    function test_a_settled_job_has_no_losses_to_report() external {
+        JobId jobId = _demanding(1, FINITE_LOSSES);
+        _accept(jobId);
+        LossReport memory r = _lossReport(jobId, 2, NAN);
+        board.postHead(r.head, r.signature);
+        board.acknowledge(r.head, _signature(CLIENT_KEY, board.receiptDigest(r.head)));
+        _warp(START + WINDOW + 1);
+        board.settle(jobId);
+        _refusedReport(r, _wrongStatus(jobId, IJobBoard.JobStatus.SETTLED));
+    }
+
+    function test_a_loss_that_the_trainer_did_not_sign_is_refused() external {
+        JobId jobId = _demanding(1, FINITE_LOSSES);
+        _accept(jobId);
+        LossReport memory r = _lossReport(jobId, 1, NAN);
+        for (uint64 other = 0; other < 3; other += 2) {
+            r.position = other;
+            _elsewhere(r);
+        }
+        for (uint64 behind = 3; behind != 0; behind = behind == 3 ? type(uint64).max : 0) {
+            r.position = behind;
+            _refusedReport(r, abi.encodeWithSelector(IJobBoard.NoRecord.selector, behind, 3));
+        }
+        (r.position, r.lossBits) = (1, INFINITY);
+        _elsewhere(r);
+        (r.lossBits, r.stateRoot) = (NAN, 0);
+        _elsewhere(r);
+        (r.stateRoot, r.logRoot) = (keccak256("state"), 0);
+        _elsewhere(r);
+        r.logRoot = keccak256("log");
+        r.siblings = new bytes32[](1);
+        _refusedReport(r, abi.encodeWithSelector(IReferee.WrongSiblingCount.selector, 2, 1));
+        r = _lossReport(jobId, 1, NAN);
+        r.signature = _signature(CLIENT_KEY, board.headDigest(r.head));
+        _refusedReport(r, abi.encodeWithSelector(IJobBoard.WrongSigner.selector, trainer, client));
+        // Nor is a concession of a head its head, or the head of another job this one's.
+        r.signature = _concession(TRAINER_KEY, r.head, stranger);
+        (bool success,) = _tryLoss(r);
+        require(!success, "a concession");
+        JobId another = _demanding(2, FINITE_LOSSES);
+        LossReport memory theirs = _lossReport(another, 1, NAN);
+        (r.head.runRoot, r.signature) = (theirs.head.runRoot, theirs.signature);
+        (success,) = _tryLoss(r);
+        require(!success, "of another job");
+        r = _lossReport(jobId, 1, NAN);
+        r.head.count = 4;
+        _refusedReport(r, abi.encodeWithSelector(IJobBoard.HeadOutOfRange.selector, 4, 3));
+        _report(_lossReport(jobId, 1, NAN));
+    }
+
+    function _tryLoss(LossReport memory r) private returns (bool, bytes memory) {
+        return address(board)
+            .call(
+                abi.encodeCall(
+                    IJobBoard.reportLoss,
+                    (r.head, r.signature, r.position, r.stateRoot, r.lossBits, r.logRoot, r.siblings)
+                )
+            );
+    }
+
+    function _wrongStatus(JobId jobId, IJobBoard.JobStatus actual) private pure returns (bytes memory) {
+        return abi.encodeWithSelector(IJobBoard.WrongJobStatus.selector, jobId, IJobBoard.JobStatus.ACTIVE, actual);
     }
 
     // ---------------------------------------------------------------- settlement

@@ -80,6 +80,8 @@ contract GameGasTest is BoardBase {
         bars[keccak256("concede and be slashed")] = 131_500;
         bars[keccak256("select checkpoint")] = 75_500;
         bars[keccak256("concede")] = 99_000;
+        // Two accounts' first credits, and a path of ten siblings.
+        bars[keccak256("reportLoss")] = 110_000;
     }
 
     function _job(uint256 nonce) internal view override returns (IJobBoard.Job memory job) {
@@ -346,6 +348,23 @@ contract GameGasTest is BoardBase {
         _keepLog();
         _playAll();
         _equal(2, games.game(gameId).summation >> 6, "the log was followed");
+    }
+
+    /// Of a record in the same tree, of a job of policy `logged`.
+    /// forge-config: default.isolate = true
+    function test_gas_of_a_report_of_a_loss() external {
+        IJobBoard.Job memory job = _job(9);
+        (job.policy, job.tolerances) = (1, 1 << 24);
+        JobId demanding = _offer(job);
+        _accept(demanding);
+        (uint32 nan, bytes32 logs) = (0x7fc00000, keccak256("logs"));
+        bytes32 leaf = sha256(abi.encodePacked("tb.recrd", uint64(1023 << 10), stateRoot, nan, logs));
+        Path memory p = _path("run", leaf, 1022, 10);
+        IJobBoard.Head memory head = _head(demanding, 1024, _root(p));
+        bytes memory call =
+            abi.encodeCall(IJobBoard.reportLoss, (head, _headSignature(head), 1022, stateRoot, nan, logs, p.siblings));
+        _moveAt(address(board), 0, "reportLoss", stranger, call);
+        require(bytes(above).length == 0, string.concat("above the bar:", above));
     }
 
     function _playAll() private {

@@ -74,7 +74,8 @@ def accepted_by_python(job: Job, policy: int, precision: int, tolerances: int) -
 
 def test_policies_are_taken_and_refused_as_in_python(chain: EmbeddedChain, cases: Callable[..., None]) -> None:
     tolerances = [n << 8 * kind for kind in range(3) for n in (0, 1, 2, 3, 63, 64, 65, 128, 255)]
-    asked = [(policy, 24, packed) for policy in (0, 1) for packed in (*tolerances, 2 | 64 << 8 | 1 << 16, 1 << 24)]
+    packs = [*tolerances, 2 | 64 << 8 | 1 << 16, *(n << 24 for n in (1, 2, 3, 255)), 1 << 24 | 20, 1 << 24 | 1 << 8]
+    asked = [(policy, 24, packed) for policy in (0, 1) for packed in packs]
     asked += [(policy, precision, 0) for policy in (0, 1, 2, 255) for precision in (0, 15, 16, 31, 32, 33, 255)]
     taken = 0
     for policy, precision, packed in asked:

@@ -30,17 +30,20 @@ from tests.protocol.town import (
     root,
 )  # fmt: skip
 from tiebreak.protocol.commitments.eip712 import Address
-from tiebreak.protocol.commitments.job import Concession, Head, SignedHead, game_id
+from tiebreak.protocol.commitments.job import FINITE_LOSSES, Concession, Head, SignedHead, game_id
+from tiebreak.protocol.commitments.records import StepRecord, run_tree
 from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.moves import Concede, Descend, Phase, Prove, Side
 from tiebreak.protocol.game.snapshot import Snapshot
+from tiebreak.protocol.numbers.float32 import NAN_BITS
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import Board, JobStatus, PublicGame, PublicJob
 from tiebreak.protocol.parties.client import GRACE_BLOCKS
 from tiebreak.protocol.parties.machine import PASSING, PartyMachine
 from tiebreak.protocol.parties.terms import Means
+from tiebreak.protocol.program.rounding import Policy
 from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import verify
 
@@ -524,6 +527,88 @@ def test_contradictory_step_records_are_reported_without_a_replay() -> None:
     for count in range(1, JOB.checkpoints + 1):
         actions = growing.observe(e.HeadShown(at=START, head=TRUTH.head(count), leaves=leaves(TRUTH, count)))
         assert not calls(actions), "a run that grows contradicts nothing"
+
+
+# ---------------------------------------------------------------- losses that a job forbids
+
+DEMANDING = replace(JOB, policy=int(Policy.LOGGED), tolerances=FINITE_LOSSES)
+
+
+def forbidden() -> tx.ReportLoss:
+    """Under a signed head of two checkpoints, the second."""
+    at = [StepRecord(step=DEMANDING.last_step(n), state_root=Digest(bytes(32)), loss_bits=n * NAN_BITS) for n in (0, 1)]
+    tree = run_tree([record.digest for record in at], DEMANDING.steps, DEMANDING.checkpoint_interval)
+    head = SignedHead.sign(Head(job_id=DEMANDING.id, count=2, run_root=tree.root), DOMAIN, TRAINER)
+    found = tx.ReportLoss.of(DEMANDING, head, at)
+    assert found is not None
+    assert tx.ReportLoss.of(DEMANDING, head, at[:1]) is tx.ReportLoss.of(DEMANDING, head, [at[0], at[0]]) is None
+    assert tx.ReportLoss.of(JOB, head, at) is None
+    return found
+
+
+def demanding_board() -> Board:
+    board = Board()
+    job = PublicJob(job=DEMANDING, status=JobStatus.ACTIVE, head_count=2, last_progress=START, accepted=START)
+    board.jobs[DEMANDING.id] = job
+    return board
+
+
+@pytest.mark.parametrize("name", ["client", "auditor", "watcher"])
+def test_whoever_sees_a_forbidden_loss_reports_it_instead_of_playing(name: str) -> None:
+    kind, key = KINDS[name]
+    found, board, journal = forbidden(), demanding_board(), list[e.AppendRecord]()
+    work: e.Work = e.Replay(job_id=DEMANDING.id, head=found.head, attempt=0)
+    if name == "client":
+        work = e.CheckLogs(job_id=DEMANDING.id, head=found.head, attempt=0)
+    party = kind(**known(board, key))
+    party.observe(e.HeadShown(at=START, head=found.head))
+    assert e.Start(work=work) in party.observe(e.Arrived(at=START, job_id=DEMANDING.id, count=2))
+    said = e.Done(at=START, work=work, problem="step 4: NaN", found=found)
+    another = forbidden()
+    for hostile in (replace(said, work=replace(work, head=FALSE.head(2))), replace(said, found=None)):
+        other = kind(**known(demanding_board(), key))
+        assert not [sent for sent in calls(other.observe(hostile)) if isinstance(sent, tx.ReportLoss)]
+    actions = party.observe(said)
+    journal += [action for action in actions if isinstance(action, e.AppendRecord)]
+    wanted = [] if name == "watcher" else [another]
+    assert calls(actions) == wanted
+    assert [one.is_error for one in actions if isinstance(one, e.Alarm)][:1] == [True]
+    assert not [one for one in actions if isinstance(one, e.ShowLogReceipt)], "nobody signs for what convicts"
+    again = kind(**known(board, key, journal))
+    assert [sent for sent in calls(again.observe(e.Started(at=START))) if isinstance(sent, tx.ReportLoss)] == wanted
+    board.jobs[DEMANDING.id].status = JobStatus.SLASHED
+    over = kind(**known(board, key, journal))
+    assert not [sent for sent in calls(over.observe(e.Started(at=START))) if isinstance(sent, tx.ReportLoss)]
+
+
+def test_a_refused_report_of_a_loss_does_not_keep_an_auditor_from_playing() -> None:
+    """A process that worked for it said what is not so: no record of its own is believed then."""
+    board, found = demanding_board(), forbidden()
+    auditor = KnowingAuditor(**known(board, CHALLENGER))
+    auditor.observe(e.HeadShown(at=START, head=found.head))
+    auditor.observe(e.Arrived(at=START, job_id=DEMANDING.id, count=2))
+    work = e.Replay(job_id=DEMANDING.id, head=found.head, attempt=0)
+    auditor.observe(e.Done(at=START, work=work, problem="step 4: NaN", found=replace(found, position=0)))
+    place = ("loss", DEMANDING.id)
+    assert not calls(auditor.observe(e.Refused(at=START, place=place, error="WrongRoot")))
+    other = SignedHead.sign(replace(found.head.head, run_root=A), DOMAIN, TRAINER)
+    assert calls(auditor.observe(e.HeadShown(at=START, head=other))) == [tx.Report(first=found.head, second=other)]
+
+
+def test_a_trainer_whose_next_segment_cannot_be_tries_it_once_and_parts() -> None:
+    board, head = demanding_board(), forbidden().head
+    (job,) = board.jobs.values()
+    journal = [e.AppendRecord(place=("trained", job.id, n), data=bytes(head.head.run_root)) for n in (1, 2)]
+    journal += [e.AppendRecord(place=("head", job.id, n), data=head.encode()) for n in (1, 2)]
+    job.receipts = 2
+    trainer, work = KnowingTrainer(**known(board, TRAINER, journal)), e.Train(job_id=job.id, count=3)
+    assert e.Start(work=work) in trainer.observe(e.Started(at=START))
+    actions = trainer.observe(e.Done(at=START, work=work, problem="step 5: the loss is no longer finite"))
+    assert [one.text for one in actions if isinstance(one, e.Alarm)] == [
+        f"job {job.id.hex()[:8]}: step 5: the loss is no longer finite"
+    ]
+    assert e.Start(work=work) not in (*actions, *trainer.observe(e.Tick(at=START + 1)))
+    assert calls(trainer.observe(e.Tick(at=job.window_end + 1))) == [tx.Part(job_id=job.id)]
 
 
 def test_heads_not_signed_by_the_trainer_are_ignored() -> None:
