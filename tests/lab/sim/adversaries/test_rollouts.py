@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.lab.sim.adversaries.playing import DOMAIN, TRAINER, convict, fight, job_of, lied, played
+from tests.lab.sim.adversaries.playing import DOMAIN, TRAINER, convict, fight, job_of, lied, party, played
 from tests.parts import slow_except
 from tiebreak.engine.run.interpreter import State
 from tiebreak.lab.sim.adversaries.base import Catch
 from tiebreak.lab.sim.adversaries.rollouts import ADVERSARIES, SampledStep, forged
 from tiebreak.lab.sim.adversaries.tampering import deviating
+from tiebreak.lab.sim.world.game import TERMS, Cast, play
 from tiebreak.lab.sim.world.rollout_task import ADVANTAGES, END, LENGTH, MASK, ROWS, TOKENS, VOCABULARY, Sampling
 from tiebreak.lab.sim.world.work import Work
 from tiebreak.lab.sim.world.workshop import SAMPLINGS, Workshop
@@ -82,6 +83,19 @@ def test_a_trainer_declares_the_advantages_that_it_likes(workshop: Workshop) -> 
     assert work.lie is None
     assert work.records[0] != workshop.honest(job).records[0]
     assert workshop.audited(job, work).records == work.records
+
+
+@pytest.mark.parametrize(("step", "status"), [(1, "parted"), (5, "parted")])
+def test_a_trainer_parts_where_a_clients_program_diverges(step: int, status: str, workshop: Workshop) -> None:
+    """Else a client could draft a program for the stake of a trainer that may not go on."""
+    rates = workshop.captured.data["learning_rate"].clone()
+    rates[step - 1] = float("inf")
+    diverging = Workshop("rollouts", replace(workshop.captured, data=workshop.captured.data | {"learning_rate": rates}))
+    assert diverging.run.forbidden[0] == step + 1
+    result = play(Cast(workshop=diverging, dishonest={"client": "a program that diverges"}), "-", Random(1))
+    assert (result.job_status, result.violations) == (status, ())
+    receipts = step // 3
+    assert party(result, "trainer").wei == TERMS.reward * receipts // 4
 
 
 # ---------------------------------------------------------------- what is published

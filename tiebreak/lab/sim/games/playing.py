@@ -121,7 +121,8 @@ class Gathering:
                 raise ConfigurationError(f"expected one adversary for the {what}, got {self.taken[what]} and {by}")
             self.has_own_computation |= name == "workshop"
         if (needed := cast.workshop.name) != line.workshop:
-            raise ConfigurationError(f"{adversary.name}: expected workshop={needed}, its only one, got {line.workshop}")
+            places = " or ".join(adversary.needs or (needed,))
+            raise ConfigurationError(f"{adversary.name}: expected workshop={places}, got {line.workshop}")
         self.names.append(adversary.name)
         for party, name in cast.deviations().items():
             if deviations.get(party) != name:

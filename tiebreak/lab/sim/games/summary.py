@@ -224,7 +224,8 @@ def to_markdown(
     """
     both = summary if rollouts is None else {**summary, "adversaries": rollouts["adversaries"] | summary["adversaries"]}
     more_games = ((rough, _rough), (rollouts, _rollouts))
-    blocks = [_promises(summary), *(section(found) for found, section in more_games if found is not None)]
+    blocks: list[Iterable[str]] = [_promises(summary)]
+    blocks += [section(found) for found, section in more_games if found is not None]
     if details is None:
         blocks += [_endings(both), _disputes(both), _payments(both), _replay(both)]
     else:

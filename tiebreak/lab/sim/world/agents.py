@@ -492,8 +492,10 @@ class TrainerAgent(Agent, trainer.TrainerParty):
         _, run = self.held()
         yield from self.sleep(self.seconds(job.job.segment_steps(work.count - 1)))
         if job.status is JobStatus.ACTIVE:
-            self.account.steps = min(run.computed_steps, job.job.last_step(work.count - 1))
-            self.finish(work, root=run.run_root(work.count))
+            self.account.steps = min(run.computed_steps, last := job.job.last_step(work.count - 1))
+            forbidden = self.world.deviation is None and any(step <= last for step in run.oracle.run.forbidden)
+            problem = "the loss is no longer finite" if forbidden else ""
+            self.finish(work, root=b"" if forbidden else run.run_root(work.count), problem=problem)
 
     def publish_run(self, action: e.PublishRun) -> None:
         """Publishes the run, with its logs only if the action asks for them."""

@@ -97,13 +97,6 @@ def first_lie(shown: Oracle, truth: Oracle) -> Lie | None:
     return None
 
 
-def first_forbidden(run: "MemoryRun") -> Lie | None:
-    """The first checkpoint whose loss the job forbids, as a lie of its loss; None if there is none."""
-    forbidden = (record for record in run.records() if not is_finite(record.loss_bits))
-    record = next(forbidden, None) if run.job.demands_finite_losses else None
-    return None if record is None else Lie(step=record.step, leaf=len(run.program.body) - 1, element=None)
-
-
 def _first_leaf(shown: Oracle, truth: Oracle, step: int) -> Lie:
     program, own, true = truth.program, shown.value_tree(step), truth.value_tree(step)
     half = 1 << program.half_depth
@@ -155,6 +148,12 @@ class MemoryRun:
 
     def records(self) -> list[StepRecord]:
         return [self.step_records[self.job.last_step(checkpoint) - 1] for checkpoint in range(self.job.checkpoints)]
+
+    @property
+    def forbidden(self) -> list[int]:
+        """The steps whose loss the job forbids."""
+        found = [n for n, step in enumerate(self.steps, 1) if not is_finite(step.loss_bits)]
+        return found if self.job.demands_finite_losses else []
 
     def kept_before(self, step: int) -> int:
         return step

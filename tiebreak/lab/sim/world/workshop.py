@@ -30,13 +30,13 @@ from tiebreak.engine.run.interpreter import Interpreter, State
 from tiebreak.lab.sim.world.rollout_task import PLAIN, RolloutSampler, Sampling, rollout_task
 from tiebreak.lab.sim.world.small_task import INTERVAL, STEPS, STREAM, small_task
 from tiebreak.lab.sim.world.work import (
+    Lie,
     MemoryEvidence,
     MemoryRun,
     Trees,
     Work,
     bound,
     compute,
-    first_forbidden,
     first_lie,
     own_tree,
 )  # fmt: skip
@@ -207,7 +207,9 @@ class Workshop:
         told = run.trees is not own_tree
         truth = self._follow(published or {}, run.trees) if told else self._truth_of(run.records(), published)
         steps = job.steps if computed_steps is None else computed_steps
-        lie = first_lie(evidence, truth) or first_forbidden(run)
+        lie, signed = first_lie(evidence, truth), [r.step for r in run.records() if r.step in run.forbidden]
+        if lie is None and signed:
+            lie = Lie(step=signed[0], leaf=len(self.program.body) - 1, element=None)
         return replace(self._work(job, evidence), lie=lie, computed_steps=steps)
 
     def audited(self, job: Job, published: Work) -> Work:
