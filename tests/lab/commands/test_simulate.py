@@ -45,9 +45,8 @@ def test_simulate_plays_in_the_workshop_of_your_choice(tmp_path: Path, simulate:
     head, records = read(tmp_path / RECORDS)
     assert head.mix == "forged-token:2,honest:1 in workshop rollouts"
     assert all(" workshop=rollouts " in record["line"] for record in records)
-    assert [*records[0]["result"]["catches"].values(), *records[1]["result"]["catches"].values()].count(
-        "nonfinite"
-    ) >= 1
+    ends = [end for record in records for end in record["result"]["catches"].values()]
+    assert ends == ["nonfinite"] * 2
     refused, error = simulate("-n", 3, "-m", "forged-token", "-o", tmp_path / "other", code=1)
     assert "expected an adversary of the catalogue, got 'forged-token'" in refused + error
 
