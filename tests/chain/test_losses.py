@@ -8,6 +8,7 @@ import pytest
 
 from tests.chain import support
 from tests.chain.support import CHALLENGER, CLIENT, STRANGER, TRAINER
+from tests.parts import slow_except
 from tiebreak.protocol.chain import Call, EmbeddedChain, JobStatus, Reverted
 from tiebreak.protocol.chain.board_state import FollowedBoard, Seen
 from tiebreak.protocol.commitments.job import FINITE_LOSSES, Concession, Job, SignedHead
@@ -68,7 +69,7 @@ def answers(chain: EmbeddedChain, ledger: Ledger, wanted: tx.ReportLoss) -> str:
     return found[0]
 
 
-@pytest.mark.parametrize("at", range(3))
+@pytest.mark.parametrize("at", slow_except(range(3), 1))
 def test_every_loss_but_a_finite_one_convicts(chain: EmbeddedChain, at: int, cases: Callable[[], None]) -> None:
     for bits in (*FORBIDDEN, *ALLOWED):
         job = demanding(FINITE_LOSSES | 20)

@@ -31,7 +31,8 @@ def tensors(count: int) -> dict[str, Digest]:
 
 def certificate(
     *, steps: int = 10, interval: int = 4, count: int = 5, shards: int = 1, domain: Domain = DOMAIN,
-    ids: Mapping[str, Digest] = {}, first: Mapping[str, Digest] = {}, **more: Any,
+    ids: Mapping[str, Digest] = {}, first: Mapping[str, Digest] = {}, tolerances: int | None = None,
+    loss_bits: int = 0x3F800000, **more: Any,
 ) -> Certificate:  # fmt: skip
     """A certificate for `count` tensors of a state that also has two moments for each, and a counter.
 
@@ -48,11 +49,11 @@ def certificate(
         shown = [sorted(ids)[at + n] for at, entries in more["weights"].places for n in range(entries)]
         more["start"] = Origin.of({**ids, **first}, dict(zip(shown, shown, strict=True)))
     job = replace(
-        make_job(steps=steps, interval=interval), client=CLIENT.address, trainer=TRAINER.address,
+        make_job(steps=steps, interval=interval, tolerances=tolerances), client=CLIENT.address, trainer=TRAINER.address,
         program_root=root("program"), body_count=8, state_count=len(ids), data_count=1,
         initial_state_root=before, data_root=root("data"),
     )  # fmt: skip
-    record = StepRecord(step=steps, state_root=state_tree(ids).root, loss_bits=0x3F800000)
+    record = StepRecord(step=steps, state_root=state_tree(ids).root, loss_bits=loss_bits)
     path = tuple(root(f"sibling {level}") for level in range(job.run_depth))
     run_root = trees.fold(record.digest, job.checkpoints - 1, path)
     made: dict[str, Any] = {

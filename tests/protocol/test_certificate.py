@@ -32,10 +32,11 @@ from tiebreak.protocol.commitments.certificate import (
 )
 from tiebreak.protocol.commitments.dsse import MAX_ENVELOPE_BYTES, Envelope, Payload, base64, from_base64
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
-from tiebreak.protocol.commitments.job import SignedHead
+from tiebreak.protocol.commitments.job import FINITE_LOSSES, SignedHead
 from tiebreak.protocol.commitments.records import StepRecord, state_tree
 from tiebreak.protocol.commitments.statement import sign
-from tiebreak.protocol.errors import EncodingError, ProofError, SignatureError, VerificationError
+from tiebreak.protocol.errors import EncodingError, ForbiddenLoss, ProofError, SignatureError, VerificationError
+from tiebreak.protocol.numbers.float32 import NAN_BITS
 from tiebreak.protocol.tags import Digest
 
 MADE = certificate()
@@ -190,6 +191,15 @@ def test_certificate_requires_the_final_head_and_its_record() -> None:
     ):
         with pytest.raises(ProofError):
             read(envelope(other).encode())
+
+
+@pytest.mark.parametrize("bits", [0x7F800000, 0xFF800000, NAN_BITS])
+def test_a_final_loss_that_the_job_forbids_is_no_certificate(bits: int) -> None:
+    for tolerances in (None, 0, 20):
+        read(envelope(certificate(tolerances=tolerances, loss_bits=bits)).encode())
+    read(envelope(certificate(tolerances=FINITE_LOSSES)).encode())
+    with pytest.raises(ForbiddenLoss, match=r"step 10: expected a finite loss, as the job demands, got"):
+        read(envelope(certificate(tolerances=FINITE_LOSSES, loss_bits=bits)).encode())
 
 
 # ---------------------------------------------------------------- what a trainer might sign that is not so

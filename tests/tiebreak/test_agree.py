@@ -20,6 +20,7 @@ from tiebreak.engine.logged.policy import policy_of
 from tiebreak.engine.run.directory import ORIGINS, TITLE, RunDirectory
 from tiebreak.node.parties import draw_secret
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
+from tiebreak.protocol.commitments.job import FINITE_LOSSES
 from tiebreak.protocol.commitments.seats import drawable, nonce_of
 from tiebreak.protocol.commitments.terms import ether
 from tiebreak.protocol.errors import VerificationError
@@ -101,7 +102,12 @@ def test_agree_sets_policy_and_precision_of_the_job(desk: Desk, tmp_path: Path, 
         assert (made.job.policy, made.job.precision, made.job.tolerances) == expected
         assert policy_of(made) == (policy if expected[0] else None)
         cases()
+    output = tmp_path / "demanding"
+    assert "of a gap; losses must be finite" in desk.agree(output, "--policy", str(file), "--finite-losses")
+    assert RunDirectory.open(output).job.tolerances == policy.tolerances_packed | FINITE_LOSSES
     output = tmp_path / "none"
+    error = desk.agree(output, "--finite-losses", code=2)
+    assert "expected policy logged if finite losses are demanded, got policy exact" in error
     error = desk.agree(output, "--policy", file, "--precision", 32, code=1)
     assert "expected precision 28 of the policy file, got 32" in error
     file.write_text("{}")

@@ -123,6 +123,8 @@ def _certificate(
     if head.head.count != job.checkpoints:
         raise StateError(f"{run.path}: expected a head of all {job.checkpoints} checkpoints, got {head.head.count}")
     check_root(f"{run.path}: records", head.head.run_root, tree.root)
+    for record in records:
+        job.check_loss(record)
     names = names_of(run, adapter=found.configuration is not None and not found.is_evaluation)
     for tensor, digest in found.tensors.items():  # (3)
         entry = names.setdefault(tensor, MODEL + tensor)
