@@ -21,24 +21,16 @@ from tiebreak.engine.run.interpreter import Observer, State
 from tiebreak.lab.sim.adversaries import tampering
 from tiebreak.lab.sim.adversaries.base import Catch, computes, onward, step_of
 from tiebreak.lab.sim.adversaries.tampering import altered, deviating, during, putting
-from tiebreak.lab.sim.world.rollout_task import (
-    ADVANTAGES,
-    END,
-    LENGTH,
-    MASK,
-    POLICY,
-    REFERENCE,
-    ROWS,
-    TOKENS,
-    VOCABULARY,
-    reward_of,
-)  # fmt: skip
+from tiebreak.lab.sim.world import rollout_task
+from tiebreak.lab.sim.world.rollout_task import END, LENGTH, POLICY, REFERENCE, ROWS, VOCABULARY, reward_of
 from tiebreak.lab.sim.world.work import Work
 from tiebreak.lab.sim.world.workshop import ROLLOUTS, Deviation, Workshop
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.program.isa import DType, Opcode, SourceKind
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import StepLog
+
+TOKENS, MASK, ADVANTAGES = rollout_task.TOKENS, rollout_task.MASK, rollout_task.ADVANTAGES
 
 # ---------------------------------------------------------------- what is published
 
@@ -212,20 +204,17 @@ _FALSE: Final = forged(another_token, unmarked=True)
 """A false run, of which a game would show where it is so, if its late data could be read."""
 
 
-def hidden(published: Callable[[Work, int], Mapping[int, StepLog] | None]) -> Deviation:
-    """A false run with other late data than committed, from the work and the step of its lie."""
+def hidden(change: Callable[[dict[str, bytes]], dict[str, bytes]] | None) -> Deviation:
+    """A false run that shows other late data than it committed to in the step of its lie; None: no logs at all."""
 
     def attempt(workshop: Workshop, job: Job, rng: Random) -> Work:
         work = _FALSE(workshop, job, rng)
-        return work if work.lie is None else replace(work, logs=published(work, work.lie.step))
+        if work.lie is None or work.logs is None or change is None:
+            return replace(work, logs=None)
+        step = work.lie.step
+        return replace(work, logs={**work.logs, step: StepLog(late=change(dict(work.logs[step].late)))})
 
     return attempt
-
-
-def _logs(work: Work, step: int, change: Callable[[dict[str, bytes]], dict[str, bytes]]) -> Mapping[int, StepLog]:
-    """The logs with another one of a step."""
-    assert work.logs is not None  # under this policy a run has logs
-    return dict(work.logs) | {step: StepLog(late=change(dict(work.logs[step].late)))}
 
 
 def _replaced(late: dict[str, bytes]) -> dict[str, bytes]:
@@ -261,10 +250,9 @@ ADVERSARIES: Final = (
     _sampled("forged advantage", better_paid(1), "an answer that is learnt although others were better"),
     _sampled("reference model swapped", swapped_reference,
         "a model that may go as far from the agreed one as it likes"),
-    _sampled("late data withheld", hidden(lambda _, __: None), "the reward for anything at all", _PARTED),
-    _sampled("late data replaced after the head", hidden(lambda work, step: _logs(work, step, _replaced)),
+    _sampled("late data withheld", hidden(None), "the reward for anything at all", _PARTED),
+    _sampled("late data replaced after the head", hidden(_replaced),
         "looks as if it learnt from other answers", _PARTED),
-    _sampled("late data too long", hidden(lambda work, step: _logs(work, step, _longer)),
-        "a file that breaks whoever reads it", _PARTED),
+    _sampled("late data too long", hidden(_longer), "a file that breaks whoever reads it", _PARTED),
 )
 # fmt: on

@@ -278,11 +278,10 @@ def _rollouts(s: Json) -> Iterator[str]:
     yield "## With late data"
     yield (
         f"{s['games']:,} games of seed {s['seed']} and mix `{s['mix']}` ({played['alone']:,} with one adversary, "
-        f"{played['together']:,} with several, {played['honest']:,} with honest parties only), played with "
-        "`--workshop rollouts`. A tiny language model learns from answers that its trainer samples in each step and "
-        "publishes. The program samples, too, and its loss is NaN from the first false answer on; the job demands "
-        "finite losses. Honest trainers draft in FP32, FP64 or bfloat16, with a cache or without one, one answer at a "
-        "time, two or all, with every other token wrong, and start again amid a run."
+        f"{played['together']:,} with several, {played['honest']:,} with honest parties only). A tiny language model "
+        "learns from answers that its trainer samples and publishes. The program samples, too, and its loss is NaN "
+        "from the first false answer on, which the job forbids. Honest trainers draft in FP32, FP64 or bfloat16, with "
+        "a cache or without, some answers at a time or all, with every other token wrong, and start again amid a run."
     )
     yield _kept(s)
 

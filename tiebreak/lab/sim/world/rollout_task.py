@@ -20,14 +20,13 @@ from typing import Final
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from tiebreak.engine.capture.state import MODEL
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.optimizers.settings import AdamW
 from tiebreak.engine.run.interpreter import Interpreter, State
 from tiebreak.lab.sim.world.small_task import BETAS, INTERVAL, SCHEDULE, STEPS, STREAM, WEIGHT_DECAY, drawn
-from tiebreak.protocol.program.isa import Opcode, ReduceFunction
+from tiebreak.protocol.program.isa import Opcode
 
 VOCABULARY: Final = 8
 END: Final = 0
@@ -47,6 +46,7 @@ DIVERGENCE: Final = 0.25
 PRAISED: Final = 3
 """The token of which the declared advantages make more."""
 POLICY, REFERENCE = "policy.", "reference."
+PARAMETERS: Final = ("embedding.weight", "hidden.weight", "hidden.bias", "head.weight")
 
 
 class TinyLanguageModel(nn.Module):
@@ -106,24 +106,14 @@ def rollout_task(stream: int = STREAM) -> Task:
             value = drawn(stream + 16 * offset, tuple(parameter.shape), 1.0)
             for one in (parameter, model.reference.get_parameter(name)):
                 one.copy_(value)
-    places = torch.arange(PROMPTS)
+    places, whole = torch.arange(PROMPTS), torch.ones(ROWS, LENGTH, dtype=torch.int64)
     return Task(
-        name="rollouts",
-        model=model,
-        loss=_loss,
-        optimizer=AdamW(lr=0.125, betas=BETAS, weight_decay=WEIGHT_DECAY),
-        data={"prompts": torch.stack([1 + places % (VOCABULARY - 1), 1 + 3 * places % (VOCABULARY - 1)], 1)},
-        late={
-            TOKENS: torch.ones(ROWS, LENGTH, dtype=torch.int64),
-            MASK: torch.ones(ROWS, LENGTH, dtype=torch.int64),
-            ADVANTAGES: torch.zeros(ROWS),
-        },
-        batch=ROWS,
-        steps=STEPS,
-        checkpoint_interval=INTERVAL,
-        seed=11,
+        model, _loss, name="rollouts", steps=STEPS, checkpoint_interval=INTERVAL, seed=11, batch=ROWS,
         schedule=SCHEDULE,
-    )
+        data={"prompts": torch.stack([1 + places % (VOCABULARY - 1), 1 + 3 * places % (VOCABULARY - 1)], 1)},
+        late={TOKENS: whole, MASK: whole, ADVANTAGES: torch.zeros(ROWS)},
+        optimizer=AdamW(lr=0.125, betas=BETAS, weight_decay=WEIGHT_DECAY),
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- the trainer's side
@@ -172,18 +162,11 @@ class RolloutSampler:
     """
 
     def __init__(self, interpreter: Interpreter, data: State, how: Sampling) -> None:
-        body = interpreter.program.body
         self._interpreter, self._data, self._how = interpreter, interpreter.place_data(data), how
-        self._model = TinyLanguageModel()
-        self._names = [name for name, _ in self._model.named_parameters()]
-        (self._draws,) = [n for n, i in enumerate(body) if i.opcode == Opcode.RANDOM]
-        (self._choice,) = [
-            n for n, i in enumerate(body)
-            if (i.opcode, i.function, i.numel) == (Opcode.REDUCE, ReduceFunction.ARGMAX, ROWS * LENGTH)
-        ]  # fmt: skip
-        self._prompts = next(
-            n for n, i in enumerate(body) if (i.opcode, i.numel) == (Opcode.GATHER, ROWS * PROMPT_TOKENS)
-        )
+        kinds = {(i.opcode, i.numel): n for n, i in reversed([*enumerate(interpreter.program.body)])}
+        self._draws = kinds[Opcode.RANDOM, ROWS * LENGTH * VOCABULARY]
+        self._choice = kinds[Opcode.REDUCE, ROWS * LENGTH]
+        self._prompts = kinds[Opcode.GATHER, ROWS * PROMPT_TOKENS]
         self._known = dict[int, tuple[Tensor, Tensor]]()
         self.corrected = 0
         """The number of drafted tokens that the program replaced."""
@@ -193,17 +176,15 @@ class RolloutSampler:
         tokens = torch.full((ROWS, LENGTH), END)
         for first in range(0, ROWS, self._how.rows):
             chosen, sure = slice(first, first + self._how.rows), torch.zeros(self._how.rows, 1, dtype=torch.int64)
-            while True:
-                tokens[chosen] = self._drafted(step, state, tokens, sure, chosen)
+            while sure.min() < LENGTH:
+                drafted = self._drafted(step, state, tokens, sure, chosen)
+                tokens[chosen] = drafted
                 found = self._chosen(step, state, tokens)[self._choice].view(ROWS, LENGTH)[chosen]
-                wrong = (found != tokens[chosen]).long()
-                if not wrong.any():
-                    break
-                at, are_wrong = wrong.argmax(1, keepdim=True), wrong.any(1, keepdim=True)
-                mended = tokens[chosen].scatter(1, at, found.gather(1, at))
-                tokens[chosen] = torch.where(are_wrong, mended, tokens[chosen])
-                sure = torch.where(are_wrong, at + 1, LENGTH)
-                self.corrected += int(are_wrong.sum())
+                differs = (found != drafted).long()
+                is_wrong = differs.any(1, keepdim=True)
+                at = torch.where(is_wrong, differs.argmax(1, keepdim=True), LENGTH - 1)
+                tokens[chosen], sure = drafted.scatter(1, at, found.gather(1, at)), at + 1
+                self.corrected += int(is_wrong.sum())
         return as_late(tokens)
 
     def prompts(self, step: int, state: State) -> Tensor:
@@ -214,17 +195,12 @@ class RolloutSampler:
         """The tokens of some rows, of which the first `sure` of each are kept."""
         prompts, noise = (part[chosen] for part in self._drawn(step, state))
         rng, made = Random(f"{step} {chosen.start} {sure.tolist()}"), tokens[chosen].clone()  # noqa: S311
-        policy = {name: state[f"{MODEL}{POLICY}{name}"].to(self._how.dtype) for name in self._names}
-        seen = policy["embedding.weight"][prompts[:, :-1]].sum(1)
+        table, hidden, bias, head = (state[f"{MODEL}{POLICY}{name}"].to(self._how.dtype) for name in PARAMETERS)
+        seen = table[prompts[:, :-1]].sum(1)
         for at in range(LENGTH):
-            ids = torch.cat([prompts, made[:, :at]], 1)
-            if self._how.cached:
-                x = policy["embedding.weight"][ids[:, -1]]
-                seen = seen + x
-                mixed = F.linear(seen, policy["hidden.weight"], policy["hidden.bias"])
-                logits = F.linear(torch.tanh(x + mixed), policy["head.weight"])
-            else:
-                logits = functional_call(self._model, policy, (ids,))[:, -1]
+            read = table[torch.cat([prompts, made[:, :at]], 1)]
+            seen = seen + read[:, -1] if self._how.cached else read.sum(1)
+            logits = F.linear(torch.tanh(read[:, -1] + F.linear(seen, hidden, bias)), head)
             guess = (logits + noise[:, at]).argmax(-1)
             random = torch.tensor([rng.randrange(VOCABULARY) if rng.random() < self._how.wrong else -1 for _ in guess])
             made[:, at] = torch.where(at < sure[:, 0], made[:, at], torch.where(random < 0, guess, random))

@@ -29,17 +29,7 @@ from tiebreak.engine.logged.journal import Supply, no_late_data
 from tiebreak.engine.run.interpreter import Interpreter, State
 from tiebreak.lab.sim.world.rollout_task import PLAIN, RolloutSampler, Sampling, rollout_task
 from tiebreak.lab.sim.world.small_task import INTERVAL, STEPS, STREAM, small_task
-from tiebreak.lab.sim.world.work import (
-    Lie,
-    MemoryEvidence,
-    MemoryRun,
-    Trees,
-    Work,
-    bound,
-    compute,
-    first_lie,
-    own_tree,
-)  # fmt: skip
+from tiebreak.lab.sim.world.work import Lie, MemoryEvidence, MemoryRun, Trees, Work, bound, compute, first_lie, own_tree
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import PRECISION_F32, Job
 from tiebreak.protocol.commitments.records import StepRecord
@@ -58,13 +48,9 @@ _TRUTHS: Final = 8
 """The number of kept runs that follow other logs. The auditors of one game all follow the same logs."""
 _NOBODY: Final = Address(bytes(19) + b"\x01")
 SAMPLINGS: Final = (
-    Sampling(rows=1),
-    Sampling(rows=2, dtype=torch.float64),
-    Sampling(dtype=torch.bfloat16),
-    Sampling(wrong=0.5),
-    Sampling(rows=2, restart=INTERVAL),
-    Sampling(cached=True),
-)
+    Sampling(rows=1), Sampling(rows=2, dtype=torch.float64), Sampling(dtype=torch.bfloat16), Sampling(wrong=0.5),
+    Sampling(rows=2, restart=INTERVAL), Sampling(cached=True),
+)  # fmt: skip
 """The ways in which honest trainers sample rollouts, besides the one of the shared run."""
 
 
@@ -122,16 +108,10 @@ class Workshop:
         self.supply: Supply = self.sampler() if self.samples else no_late_data
         """Late data of an honest trainer."""
         self._template = draft_job(
-            self.captured,
-            steps=STEPS,
-            checkpoint_interval=INTERVAL,
-            client=_NOBODY,
-            trainer=_NOBODY,
-            terms=Terms(finite_losses=rules.finite_losses),
-            policy=rules.policy,
-            precision=rules.precision,
+            self.captured, steps=STEPS, checkpoint_interval=INTERVAL, client=_NOBODY, trainer=_NOBODY,
+            terms=Terms(finite_losses=rules.finite_losses), policy=rules.policy, precision=rules.precision,
             tolerances=pack_tolerances(dict(rules.tolerances)) if rules.tolerances else 0,
-        )
+        )  # fmt: skip
         self.run = self._compute(self.interpreter)
         """The honest run. Read only, as its evidence is: all games share both."""
         self.evidence = MemoryEvidence(self.run, self.interpreter)
