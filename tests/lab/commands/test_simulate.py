@@ -38,6 +38,19 @@ def test_simulate_writes_records_and_summary_of_games_on_two_processes(tmp_path:
         assert json.loads(json.dumps(play_line(record["line"]).to_json())) == record["result"]
 
 
+@pytest.mark.slow
+def test_simulate_plays_in_the_workshop_of_your_choice(tmp_path: Path, simulate: Simulate) -> None:
+    out, _ = simulate("-n", 3, "-m", "forged-token:2,honest", "-w", "rollouts", "-j", 1, "-o", tmp_path)
+    assert "2 false heads were watched by an auditor, 0 of them were paid" in out
+    head, records = read(tmp_path / RECORDS)
+    assert head.mix == "forged-token:2,honest:1 in workshop rollouts"
+    assert all(" workshop=rollouts " in record["line"] for record in records)
+    ends = [end for record in records for end in record["result"]["catches"].values()]
+    assert ends == ["nonfinite"] * 2
+    refused, error = simulate("-n", 3, "-m", "forged-token", "-o", tmp_path / "other", code=1)
+    assert "expected an adversary of the catalogue, got 'forged-token'" in refused + error
+
+
 def test_replay_prints_the_events_and_ending_of_a_game(simulate: Simulate) -> None:
     out, _ = simulate("--replay", "v1 seed=7 game=1")
     assert out.startswith("v1 seed=7 game=1\n")

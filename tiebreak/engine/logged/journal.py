@@ -79,6 +79,13 @@ class Recorder:
         return StepLog(dict(sorted(self._entries.items())), self._late)
 
 
+def recorder(program: Program, step: int, arithmetic: Arithmetic, given: Mapping[str, Tensor]) -> Recorder:
+    """What records a step with these late data. Raises `ConfigurationError` as `as_late` does."""
+    late = as_late(program, step, given)
+    tensors = late_tensors(program, StepLog(late=late), arithmetic)
+    return Recorder(late, tensors, settles=arithmetic.options.logging is not None)
+
+
 class LogsInProgress:
     """The `Logs` of a run in progress, which is computed from the first step of a segment on.
 
@@ -114,12 +121,7 @@ class LogsInProgress:
             self._is_recorded, self._roots = checkpoint < self._run.recorded(), []
         source = self._own_log if self._is_recorded else self._theirs
         if source is None:
-            late = as_late(self._run.program, step, self._supply(step, state))
-            tensors, settles = (
-                late_tensors(self._run.program, StepLog(late=late), arithmetic),
-                arithmetic.options.logging,
-            )
-            self._sums = Recorder(late, tensors, settles=settles is not None)
+            self._sums = recorder(self._run.program, step, arithmetic, self._supply(step, state))
         else:
             self._sums = Follower(self._run.program, source(step), job, arithmetic, step)
         return self._sums

@@ -11,7 +11,7 @@ import click
 
 from tiebreak.cli.options import number, output_option
 from tiebreak.engine.system import usable_cores
-from tiebreak.lab.sim.games.line import MAX_GAME, MAX_SEED
+from tiebreak.lab.sim.games.line import MAX_GAME, MAX_SEED, WORKSHOPS
 from tiebreak.lab.sim.games.mixes import ALL, HONEST, PAIRS, SINGLES
 from tiebreak.lab.sim.games.runner import Json
 from tiebreak.lab.sim.games.series import SUMMARY, VIOLATIONS, Series
@@ -32,6 +32,8 @@ class PromiseBroken(VerificationError):
 @click.option("--mix", "-m", default=ALL, show_default=True, metavar="MIX",
               help=f"Games to play: {ALL}, or PART[:WEIGHT],... with a PART of {SINGLES}, {PAIRS}, {HONEST}, "
               "an adversary, or several adversaries joined by +.")  # fmt: skip
+@click.option("--workshop", "-w", "workshops", type=click.Choice(WORKSHOPS), multiple=True, default=WORKSHOPS[:2],
+              show_default=True, help="The computation of the games; may be given several times.")  # fmt: skip
 @click.option("--rough", is_flag=True, help="Inject faults: lost, doubled and late messages; crashes; reorganisations.")
 @click.option("--processes", "-j", type=click.IntRange(1, MAX_PROCESSES),
               help="Processes that play.  [default: one for each core]")  # fmt: skip
@@ -40,8 +42,8 @@ class PromiseBroken(VerificationError):
 @click.option("--replay", metavar="LINE", help="Play one game again, from its line, and tell it move by move.")
 @click.option("--list", "listing", is_flag=True, help="List the adversaries, what they hope for and how they end.")
 def simulate(
-    games: int, seed: int, mix: str, rough: bool, processes: int | None, output: Path, resume: bool,
-    replay: str | None, listing: bool,
+    games: int, seed: int, mix: str, workshops: tuple[str, ...], rough: bool, processes: int | None, output: Path,
+    resume: bool, replay: str | None, listing: bool,
 ) -> None:  # fmt: skip
     """Play games with cheats, and check that promises are kept.
 
@@ -72,7 +74,7 @@ def simulate(
         if violations:
             raise PromiseBroken(f"the game {replay!r} broke a promise: {'; '.join(violations)}")
     else:
-        series = playing.deal(seed, mix, games, rough=rough)
+        series = playing.deal(seed, mix, games, rough=rough, workshops=workshops)
         run(series, output, usable_cores() if processes is None else processes, resume=resume)
 
 

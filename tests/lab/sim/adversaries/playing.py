@@ -10,7 +10,7 @@ from tiebreak.lab.sim.games.disputes import play as play_match
 from tiebreak.lab.sim.games.playing import CATALOGUE
 from tiebreak.lab.sim.world.game import TERMS, Cast, DuelResult, GameResult, PartyResult, play
 from tiebreak.lab.sim.world.work import Lie, Work
-from tiebreak.lab.sim.world.workshop import Workshop
+from tiebreak.lab.sim.world.workshop import CLASSIFIER, Workshop
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -56,10 +56,11 @@ def lied(name: str, seed: int, workshop: Workshop | None = None) -> tuple[Work, 
 def convict(name: str, seed: int) -> tuple[Workshop, Lie, Match]:
     """The auditor must win, at the first lie, for a reason that the deviation names.
 
-    Plays in the workshop that it needs, or in each in turn.
+    Plays in one of the workshops that it needs, or in those of the classifier in turn.
     """
     kind, rng = CATALOGUE[name], Random(f"{name} {seed}")
-    workshop = Workshop.open(kind.needs or ("exact", "logged")[seed % 2])
+    places = kind.needs or CLASSIFIER
+    workshop = Workshop.open(places[seed % len(places)])
     job = job_of(workshop, nonce=seed, levels=rng.randint(1, 5))
     assert kind.work is not None
     work = kind.work(workshop, job, rng)

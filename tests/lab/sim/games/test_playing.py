@@ -6,12 +6,14 @@ import pytest
 
 from tests.lab.sim.counterexamples.keep import KEPT, CounterExample, load_all
 from tests.parts import slow_except
+from tiebreak.lab.sim.adversaries import rollouts
 from tiebreak.lab.sim.adversaries.base import Role
 from tiebreak.lab.sim.games import playing
 from tiebreak.lab.sim.games.line import GameLine, slug
 from tiebreak.lab.sim.games.mixes import Mix
 from tiebreak.lab.sim.games.story import tell
 from tiebreak.lab.sim.world.game import GameResult, PartyResult
+from tiebreak.lab.sim.world.workshop import CLASSIFIER, ROLLOUTS
 from tiebreak.protocol.errors import ConfigurationError
 
 LINE = "v1 seed=7 game=5 with=poisoned-label auditors=2"
@@ -30,9 +32,13 @@ def test_every_adversary_is_listed_under_the_slug_of_its_name(cases: Callable[[]
 def test_every_adversary_can_play_in_some_workshop() -> None:
     players = playing.repertoire()
     assert len(players.pairs) == 6134, "other pairs would deal other games for every seed"
-    assert all(players.workshops[name] for name in playing.ADVERSARIES)
-    assert players.common(()) == ("exact", "logged")
-    assert set(players.singles) == set(playing.ADVERSARIES)
+    assert all(players.workshops.values())
+    assert players.common(()) == CLASSIFIER
+    others = playing.repertoire(ROLLOUTS)
+    assert len(others.pairs) == 5612
+    assert others.common(()) == ROLLOUTS
+    assert {*players.singles, *others.singles} == set(playing.ADVERSARIES)
+    assert {slug(kind.name) for kind in rollouts.ADVERSARIES} == {*others.singles} - {*players.singles}
 
 
 @pytest.mark.slow
@@ -56,7 +62,9 @@ def test_two_adversaries_for_one_role_are_refused() -> None:
 
 
 def test_an_adversary_in_an_unsupported_workshop_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="silent rounding: expected workshop=logged, its only one, got exact"):
+    with pytest.raises(ConfigurationError, match="poisoned label: expected workshop=exact or logged, got rollouts"):
+        playing.gather(GameLine(seed=1, game=1, adversaries=("poisoned-label",), workshop="rollouts"))
+    with pytest.raises(ConfigurationError, match="silent rounding: expected workshop=logged, got exact"):
         playing.gather(GameLine(seed=1, game=1, adversaries=("silent-rounding",)))
 
 

@@ -17,13 +17,13 @@ from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.logs import Logs
 from tiebreak.engine.run.train import Worker
 from tiebreak.lab.sim.adversaries.tampering import Cheat, ForgedEvidence, Tampered, flip_bit, tampered
-from tiebreak.lab.sim.world.workshop import NAMES, Workshop
+from tiebreak.lab.sim.world.workshop import RULES, Workshop
 from tiebreak.protocol.commitments.records import state_tree
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError
 from tiebreak.protocol.program.rounding import StepLog
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=[*RULES])
 def workshop(request: pytest.FixtureRequest) -> Workshop:
     return Workshop.open(request.param)
 
@@ -42,7 +42,7 @@ def following(own: RunDirectory, run: RunDirectory) -> Logs:
 
 def test_the_honest_run_is_the_one_that_a_worker_trains(workshop: Workshop, tmp_path: Path) -> None:
     run, job = directory(workshop, tmp_path / "run"), job_of(workshop)
-    Worker(run, workshop.interpreter, key=TRAINER, logs=LogsInProgress.of(run)).work()
+    Worker(run, workshop.interpreter, key=TRAINER, logs=LogsInProgress.of(run, supply=workshop.supply)).work()
     work = workshop.honest(job)
     assert tuple(run.records()) == work.records
     assert [work.run_root(count) for count in range(1, 5)] == [head.head.run_root for head in run.heads()]
@@ -62,14 +62,18 @@ def test_the_honest_run_is_the_one_that_a_worker_trains(workshop: Workshop, tmp_
             assert copied.record(step) == evidence.record(step)
 
 
-GOLDEN = {"exact": "7e1f59c0338dcc2a", "logged": "78c6516b0cce6b2d"}
-"""The last record, as every machine, thread count and instruction set has computed it so far."""
+GOLDEN = {
+    "exact": ("4d957dc93d328ade", "7e1f59c0338dcc2a"),
+    "logged": ("4d957dc93d328ade", "78c6516b0cce6b2d"),
+    "rollouts": ("630b3464e5907c41", "43911f0edc516cce"),
+}
+"""Initial state and last record, as every machine, thread count and instruction set has computed them so far."""
 
 
 def test_the_honest_runs_hashes_equal_pinned_values(workshop: Workshop) -> None:
     """A change here changes every simulated game, and what its line stands for."""
-    assert state_tree(identities(workshop.captured.state)).root.hex()[:16] == "4d957dc93d328ade"
-    assert workshop.run.step_records[-1].digest.hex()[:16] == GOLDEN[workshop.name]
+    digests = state_tree(identities(workshop.captured.state)).root, workshop.run.step_records[-1].digest
+    assert tuple(found.hex()[:16] for found in digests) == GOLDEN[workshop.name]
 
 
 def test_near_ties_happen_under_policy_logged() -> None:
@@ -85,10 +89,11 @@ def test_a_tampered_run_is_the_one_that_a_worker_trains(
     workshop: Workshop, tmp_path: Path, leaf: int, step: int
 ) -> None:
     """The same records, and the same game move by move."""
-    job = job_of(workshop)
+    job, leaf = job_of(workshop), 92 if workshop.samples else leaf  # no other tokens are sampled by an advantage
     cheat = Cheat(step=step, leaf=leaf, element=3, change=lambda value: flip_bit(value, 20))
     cheating = directory(workshop, tmp_path / "cheat")
-    machine, logs = Tampered(workshop.interpreter, cheat.tamper), LogsInProgress.of(cheating)
+    machine = Tampered(workshop.interpreter, cheat.tamper)
+    logs = LogsInProgress.of(cheating, supply=workshop.supply)
     Worker(cheating, machine, key=TRAINER, logs=logs, stop_if_not_finite=False).work()
     own = directory(workshop, tmp_path / "own")
     Worker(own, workshop.auditor, logs=following(own, cheating)).work()
@@ -126,7 +131,9 @@ def fingerprint(workshop: Workshop) -> str:
 def test_no_cheat_leaves_a_trace_in_what_is_shared(workshop: Workshop) -> None:
     before, job = fingerprint(workshop), job_of(workshop)
     exact = ["poisoned image", "copied checkpoint", "rounded toward zero", "payload in a NaN", "skipped steps"]
-    for name in ["frozen layer", "drift by log entries", "code 3 in a log"] if job.is_logged else exact:
+    logged = ["frozen layer", "drift by log entries", "code 3 in a log"]
+    names = {"exact": exact, "logged": logged, "rollouts": ["forged token", "re-rolled seed", "late data too long"]}
+    for name in names[workshop.name]:
         work = deviate(name, 1, workshop)
         fight(job, job.checkpoints, work.oracle, workshop.told(job, work).oracle)
     assert fingerprint(workshop) == before
@@ -141,7 +148,7 @@ def test_a_job_over_another_computation_is_refused(workshop: Workshop, other: di
 
 
 def test_unknown_workshop_names_and_reserved_streams_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="expected a workshop named exact or logged, got 'other'"):
+    with pytest.raises(ConfigurationError, match="expected a workshop named exact or logged or rollouts, got 'other'"):
         Workshop.open("other")
     with pytest.raises(ConfigurationError, match="expected a stream other than 2"):
         Workshop.open("exact").another(2)

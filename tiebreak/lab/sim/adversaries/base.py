@@ -50,6 +50,7 @@ class Catch(StrEnum):
     CONCEDED = "conceded"
     EQUIVOCATION = "equivocation"
     INCONSISTENCY = "inconsistency"
+    NONFINITE = "nonfinite"
     ABANDONED = "abandoned"
     PARTED = "parted"
     REFUSED = "refused"
@@ -78,8 +79,8 @@ class Adversary:
     """Replaces or adds its party in a cast."""
     work: Deviation | None = None
     """The wrong numbers that it computes, if it does all else as well as an honest trainer."""
-    needs: str | None = None
-    """The only workshop in which `work` is a deviation; None for all."""
+    needs: tuple[str, ...] = ()
+    """The only workshops in which `work` is a deviation; none of them stands for all."""
     seated: bool = False
     """Whether it can act as named in a job with seats, where no head is posted."""
     rough: frozenset[Catch] = frozenset()
@@ -118,15 +119,15 @@ def computes(
     gain: str,
     caught: Set[Catch] = RECOMPUTED,
     *,
-    needs: str | None = None,
+    needs: tuple[str, ...] = (),
     has_deviated: Callable[[Workshop, Work], bool] = has_lie,
 ) -> Adversary:
     """A row of a table: a trainer that computes this. `has_deviated`: whether a run differs from the honest one."""
     work = tried(attempt, has_deviated)
 
     def join(cast: Cast, _rng: Random) -> None:  # its choices are made when it computes
-        if needs is not None:
-            cast.workshop = Workshop.open(needs)
+        if needs and cast.workshop.name not in needs:
+            cast.workshop = Workshop.open(needs[0])
         cast.deviation = work
         cast.dishonest[TRAINER] = name
 

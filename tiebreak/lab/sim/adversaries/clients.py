@@ -226,7 +226,8 @@ class Leaving(TrainerAgent):
 
 
 def _logged(cast: Cast, _rng: Random) -> None:
-    cast.workshop = Workshop.open("logged")
+    if not cast.workshop.is_logged:
+        cast.workshop = Workshop.open("logged")
 
 
 _client: Final = partial(client, before=_logged)

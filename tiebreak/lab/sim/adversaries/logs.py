@@ -383,7 +383,7 @@ def other_logs(workshop: Workshop, job: Job, rng: Random) -> Work:
     return replace(work, logs=dict(work.logs) | {first: work.logs[second], second: work.logs[first]})
 
 
-_computes: Final = partial(computes, needs="logged")
+_computes: Final = partial(computes, needs=("logged",))
 _PARTED: Final = {Catch.PARTED}
 # fmt: off
 ADVERSARIES: Final = (

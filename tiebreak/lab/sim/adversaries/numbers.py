@@ -16,7 +16,7 @@ from tiebreak.engine.run.interpreter import Observer
 from tiebreak.lab.sim.adversaries.base import computes, onward, step_of
 from tiebreak.lab.sim.adversaries.tampering import Change, Cheat, altered, flip_bit, long_sums, tampered
 from tiebreak.lab.sim.world.work import Work
-from tiebreak.lab.sim.world.workshop import Deviation, Workshop
+from tiebreak.lab.sim.world.workshop import CLASSIFIER, Deviation, Workshop
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, NAN_BITS
 from tiebreak.protocol.program.isa import TERMS_PER_LEAF, DType, Instruction, Opcode
@@ -107,7 +107,7 @@ FRACTION_BITS: Final = 23
 # ---------------------------------------------------------------- one number
 
 
-WEIGHT: Final = tuple(MODEL + layer for layer in ("hidden.", "norm.weight", "norm.bias", "head."))
+WEIGHT: Final = tuple(MODEL + layer for layer in ("hidden.", "norm.weight", "norm.bias", "head.", "policy."))
 MOMENT: Final = (f"{OPTIMIZER}exp_avg",)
 STATISTIC: Final = (f"{MODEL}norm.running_",)
 LOSS: Final = (TELEMETRY,)
@@ -215,8 +215,9 @@ ADVERSARIES: Final = (
         "steers the weights of later steps by what nobody looks at"),
     computes("one ulp of a moment", changed(MOMENT, one_ulp), "hides a change where it takes steps to be seen"),
     computes("one bit of a running statistic", changed(STATISTIC, one_bit),
-        "spoils the model where it is used, and not where it is trained"),
-    computes("one ulp of a running statistic", changed(STATISTIC, one_ulp), "a change that no training step reads"),
+        "spoils the model where it is used, and not where it is trained", needs=CLASSIFIER),
+    computes("one ulp of a running statistic", changed(STATISTIC, one_ulp), "a change that no training step reads",
+        needs=CLASSIFIER),
     computes("one bit of a loss", changed(LOSS, one_bit), "a training that looks as if it went well"),
     computes("one ulp of a loss", changed(LOSS, one_ulp), "telemetry that binds nobody"),
     computes("negative zero", negative_zero, "another state that every test of equality takes for the same"),
@@ -226,6 +227,6 @@ ADVERSARIES: Final = (
     computes("products in TF32", summed_on(TF32), "an eighth of the price of the agreed arithmetic"),
     computes("products in bfloat16", summed_on(BFLOAT16), "a sixteenth of the price of the agreed arithmetic"),
     # Under policy `logged` a trainer may sum so if it logs near ties.
-    computes("uncorrected FP32 sums", summed_on(NATIVE), "the price of correct rounding", needs="exact"),
+    computes("uncorrected FP32 sums", summed_on(NATIVE), "the price of correct rounding", needs=("exact", "rollouts")),
 )
 # fmt: on

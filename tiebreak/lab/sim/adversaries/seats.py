@@ -30,8 +30,8 @@ MOST_SLOTS: Final = 3
 
 def require_exact(cast: Cast) -> None:
     """Raises `ConfigurationError` under policy `logged`."""
-    if cast.workshop.name == "logged":
-        raise ConfigurationError("expected workshop=exact for a job with seats, got logged")
+    if cast.workshop.is_logged:
+        raise ConfigurationError(f"expected workshop=exact for a job with seats, got {cast.workshop.name}")
 
 
 def with_seats(cast: Cast, rng: Random) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.data.tensors import identity
+from tiebreak.engine.logged.journal import Supply
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter, Observer, State, StepResult
 from tiebreak.lab.sim.world.work import MemoryEvidence, MemoryRun, Values, Work, own_tree
@@ -389,17 +390,20 @@ def deviating(
     bend: Bend | None = None,
     raw: Raw | None = None,
     words: Words | None = None,
+    supply: Supply | None = None,
 ) -> Work:
     """The run of a party that is honest but for changed numbers, any number of them; see `tampered`.
 
     logs: under policy `logged`, the logs by step that this party follows; by default it makes its own. raw: see
     `ForgedMemory`. words: forged words of the committed log trees, which no log file can hold. The lie is then the one
-    that an auditor would find who knew the words.
+    that an auditor would find who knew the words. supply: makes the late data that it publishes and reads.
     """
 
     def trees(program: Program, step: int, log: StepLog) -> LogTree:
         return ForgedLogTree(program, log, (words or {}).get(step, {}))
 
     machine = Tampered(workshop.interpreter, tamper)
-    run = workshop.compute(machine, first_step=first_step, logs=logs, trees=own_tree if words is None else trees)
+    run = workshop.compute(
+        machine, first_step=first_step, logs=logs, trees=own_tree if words is None else trees, supply=supply
+    )
     return workshop.work_of(job, ForgedMemory(run, machine, bend, raw), computed_steps=computed_steps)

@@ -1,6 +1,7 @@
 """Trainers that train on other data than agreed, in another order or with other settings, or do less than the work."""
 
 from collections.abc import Callable, Collection
+from functools import partial
 from random import Random
 from typing import Final
 
@@ -15,7 +16,7 @@ from tiebreak.lab.sim.adversaries.base import computes, once_or_onward, onward, 
 from tiebreak.lab.sim.adversaries.tampering import Redone, altered, committing, drawn, putting, redoing, together
 from tiebreak.lab.sim.world import small_task
 from tiebreak.lab.sim.world.work import Work
-from tiebreak.lab.sim.world.workshop import Workshop
+from tiebreak.lab.sim.world.workshop import CLASSIFIER, Workshop
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.program.isa import MapFunction, Opcode, SourceConst
 from tiebreak.protocol.program.program import Program
@@ -301,11 +302,12 @@ def _stranger(rng: Random) -> int:
     return small_task.STREAM + rng.randint(1, 3)
 
 
+_classifies: Final = partial(computes, needs=CLASSIFIER)
 # fmt: off
 ADVERSARIES: Final = (
-    computes("poisoned label", poisoned_label, "steers what the model learns, one example at a time"),
-    computes("poisoned image", poisoned_image, "teaches the model a weakness that no one sees in the pictures"),
-    computes("backdoor trigger", backdoor, "a model that answers as its trainer wants whenever it sees the trigger"),
+    _classifies("poisoned label", poisoned_label, "steers what the model learns, one example at a time"),
+    _classifies("poisoned image", poisoned_image, "teaches the model a weakness that no one sees in the pictures"),
+    _classifies("backdoor trigger", backdoor, "a model that answers as its trainer wants whenever it sees the trigger"),
     computes("changed data order", changed_order,
         "an order of examples that steers the model with nothing but agreed data"),
     computes("same batch repeated", repeated_batch, "data that need not be loaded, and a loss that looks good"),
@@ -314,16 +316,16 @@ ADVERSARIES: Final = (
         "a schedule of its own, made of nothing but agreed rates"),
     computes("changed weight decay", changed_weight_decay,
         "a model that fits the client's data better and everything else worse"),
-    computes("changed dropout seed", changed_dropout_seed, "the run of its choice among many that look alike"),
-    computes("changed dropout rate", changed_dropout_rate, "a model that looks trained sooner"),
+    _classifies("changed dropout seed", changed_dropout_seed, "the run of its choice among many that look alike"),
+    _classifies("changed dropout rate", changed_dropout_rate, "a model that looks trained sooner"),
     computes("changed initialisation", changed_initialisation,
         "weights that were prepared, for a backdoor or a good look"),
     computes("changed optimizer beta", changed_beta, "another optimizer than the agreed one"),
     computes("forgotten moments", forgotten_moments, "no optimizer state to be kept"),
     computes("skipped steps", skipped_steps, "the reward for steps that it did not compute"),
-    computes("fewer epochs", fewer_epochs, "the reward for all epochs at the cost of some"),
-    computes("frozen layer", frozen_layer, "no gradients and no optimizer for part of the model"),
-    computes("smaller model", smaller_model, "the cost of a smaller model for the reward of the agreed one"),
+    _classifies("fewer epochs", fewer_epochs, "the reward for all epochs at the cost of some"),
+    _classifies("frozen layer", frozen_layer, "no gradients and no optimizer for part of the model"),
+    _classifies("smaller model", smaller_model, "the cost of a smaller model for the reward of the agreed one"),
     computes("stale checkpoint", stale_checkpoint, "work that was shown before is paid again"),
     computes("copied checkpoint", copied_checkpoint, "somebody else's work in the place of its own"),
     computes("another's run resubmitted", anothers_run, "the reward for work that was done, and paid, for another job"),

@@ -30,7 +30,7 @@ MAX_WEI: Final = 5 * 10**20
 """The largest reward or stake: half of what each party has."""
 MAX_LEVELS: Final = 5
 MAX_AUDITORS: Final = 4
-WORKSHOPS: Final = ("exact", "logged")
+WORKSHOPS: Final = ("exact", "logged", "rollouts")
 _UNITS: Final = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,30}")
 _WEI: Final = re.compile(r"([0-9]{1,31})(?:e([0-9]{1,2}))?")
@@ -130,7 +130,7 @@ class GameLine:
     def __post_init__(self) -> None:
         for key, (name, form) in FIELDS.items():
             _check(key, form, getattr(self, name))
-        if self.seats and self.workshop == "logged":
+        if self.seats and self.workshop != "exact":
             raise ConfigurationError(f"expected seats=0 under policy logged, got {self.seats}")
 
     def random(self, purpose: str) -> Random:

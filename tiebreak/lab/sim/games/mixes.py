@@ -65,15 +65,20 @@ class Mix:
     parts: tuple[tuple[str, int], ...]
     rough: bool = False
     """Whether faults are injected into all games (`tiebreak.lab.sim.world.weather`)."""
+    workshops: tuple[str, ...] = ()
+    """The workshops of the games, if they are not the usual ones."""
 
     def __str__(self) -> str:
-        return ",".join(f"{name}:{weight}" for name, weight in self.parts) + " in rough weather" * self.rough
+        where = f" in workshop {' or '.join(self.workshops)}" if self.workshops else ""
+        return ",".join(f"{name}:{weight}" for name, weight in self.parts) + where + " in rough weather" * self.rough
 
     @classmethod
-    def parse(cls, text: str, repertoire: Repertoire, *, rough: bool = False) -> Self:
+    def parse(
+        cls, text: str, repertoire: Repertoire, *, rough: bool = False, workshops: tuple[str, ...] = ()
+    ) -> Self:  # fmt: skip
         """Parse a mix from the command line. Raises `ConfigurationError`, with the valid names, for an invalid one."""
         if text == ALL:
-            return cls(parts=PARTS_OF_ALL, rough=rough)
+            return cls(parts=PARTS_OF_ALL, rough=rough, workshops=workshops)
         parts = []
         for part in text.split(","):
             name, colon, weight = part.partition(":")
@@ -85,7 +90,7 @@ class Mix:
         names = [name for name, _ in parts]
         if len(set(names)) < len(names):
             raise ConfigurationError(f"expected each part of a mix once, got {text!r}")
-        return cls(parts=tuple(parts), rough=rough)
+        return cls(parts=tuple(parts), rough=rough, workshops=workshops)
 
     def deal(self, seed: int, game: int, repertoire: Repertoire) -> GameLine:
         """The game with this number in the series of a seed."""

@@ -1,6 +1,6 @@
 """Plays the game of a line: who takes part, on what terms, and how it ends."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import combinations
@@ -22,6 +22,7 @@ from tiebreak.lab.sim.adversaries import (
     mempool,
     numbers,
     openings,
+    rollouts,
     seats,
     talking,
     training,
@@ -29,7 +30,7 @@ from tiebreak.lab.sim.adversaries import (
 from tiebreak.lab.sim.adversaries.base import BUILDER, TRAINER, Adversary, Catch, Role
 from tiebreak.lab.sim.adversaries.blocks import deep
 from tiebreak.lab.sim.adversaries.mempool import bearable, job_of
-from tiebreak.lab.sim.games.line import WORKSHOPS, GameLine, slug
+from tiebreak.lab.sim.games.line import GameLine, slug
 from tiebreak.lab.sim.games.mixes import Mix, Repertoire
 from tiebreak.lab.sim.games.runner import Json
 from tiebreak.lab.sim.games.series import Series
@@ -37,7 +38,7 @@ from tiebreak.lab.sim.games.story import tell
 from tiebreak.lab.sim.games.summary import GamesHeader
 from tiebreak.lab.sim.world.game import TERMS, Cast, CastMember, GameResult, watch
 from tiebreak.lab.sim.world.weather import LATEST, READ_AGAIN, Weather
-from tiebreak.lab.sim.world.workshop import Workshop
+from tiebreak.lab.sim.world.workshop import CLASSIFIER, Workshop
 from tiebreak.lab.sim.world.world import World
 from tiebreak.protocol.commitments.terms import Terms, pool_bond
 from tiebreak.protocol.errors import ConfigurationError
@@ -46,6 +47,7 @@ MODULES: Final = (
     training,
     numbers,
     logs,
+    rollouts,
     base,
     heads,
     openings,
@@ -119,7 +121,8 @@ class Gathering:
                 raise ConfigurationError(f"expected one adversary for the {what}, got {self.taken[what]} and {by}")
             self.has_own_computation |= name == "workshop"
         if (needed := cast.workshop.name) != line.workshop:
-            raise ConfigurationError(f"{adversary.name}: expected workshop={needed}, its only one, got {line.workshop}")
+            places = " or ".join(adversary.needs or (needed,))
+            raise ConfigurationError(f"{adversary.name}: expected workshop={places}, got {line.workshop}")
         self.names.append(adversary.name)
         for party, name in cast.deviations().items():
             if deviations.get(party) != name:
@@ -148,8 +151,10 @@ class Gathering:
             if len(names) > 1:
                 self._rename(party, joint(names))
             if set(names) & set(self.names):
-                beside = {Catch.UNPAID, Catch.PARTED} if self.cast.workshop.name == "logged" else {Catch.UNPAID}
+                beside = {Catch.UNPAID, Catch.PARTED} if self.cast.workshop.is_logged else {Catch.UNPAID}
                 beside |= {BY_CHALLENGE[end] for end in ends & set(BY_CHALLENGE) if challenged}
+                if self.cast.workshop.samples and Catch.RECOMPUTED in ends:
+                    ends |= {Catch.NONFINITE}  # a false number may lead to a loss that is none
                 if self.cast.weather is not None:
                     beside |= FOILED.union(*(CATALOGUE[name].rough for name in self.names))
                 undisturbed = len(self.names) == 1 and self.cast.weather is None
@@ -235,8 +240,8 @@ def play_json(text: str) -> Json:
     return play_line(text).to_json()
 
 
-def facts() -> dict[str, dict[str, Any]]:
-    """The facts about each adversary, by slug, for the head of a file of results."""
+def facts(names: Iterable[str] = ADVERSARIES) -> dict[str, dict[str, Any]]:
+    """The facts about each of these adversaries, by slug, for the head of a file of results."""
     return {
         name: {
             "name": kind.name,
@@ -244,25 +249,26 @@ def facts() -> dict[str, dict[str, Any]]:
             "gain": kind.gain,
             "caught": sorted(end.value for end in kind.caught),
         }
-        for name, kind in ADVERSARIES.items()
+        for name, kind in ((name, ADVERSARIES[name]) for name in names)
     }
 
 
 @cache
-def repertoire() -> Repertoire:
-    """The workshops and pairs in which adversaries can play, found by letting each of them join a cast.
+def repertoire(places: tuple[str, ...] = CLASSIFIER) -> Repertoire:
+    """What can be played in these workshops, found by letting each adversary join a cast.
 
     An adversary that brings its own computation plays alone, because the others know only the workshops' computations.
     """
-    workshops = {name: tuple(w for w in WORKSHOPS if _gathered((name,), w)) for name in ADVERSARIES}
-    sociable = [name for name in ADVERSARIES if not _brings_its_own(name, workshops[name])]
+    found = {name: tuple(w for w in places if _gathered((name,), w)) for name in ADVERSARIES}
+    workshops = {name: where for name, where in found.items() if where}
+    sociable = [name for name in workshops if not _brings_its_own(name, workshops[name])]
     pairs = [
         pair
         for pair in combinations(sociable, 2)
-        if any(_agree(pair, w) for w in WORKSHOPS if all(w in workshops[name] for name in pair))
+        if any(_agree(pair, w) for w in places if all(w in workshops[name] for name in pair))
     ]
-    seated = frozenset(name for name, kind in ADVERSARIES.items() if kind.seated)
-    return Repertoire(workshops=workshops, singles=tuple(ADVERSARIES), pairs=pairs, seated=seated)
+    seated = frozenset(name for name in workshops if ADVERSARIES[name].seated)
+    return Repertoire(workshops=workshops, singles=tuple(workshops), pairs=pairs, seated=seated)
 
 
 def _gathered(adversaries: tuple[str, ...], workshop: str, game: int = 0) -> Gathering | None:
@@ -287,11 +293,12 @@ def _brings_its_own(name: str, workshops: Sequence[str]) -> bool:
 # ---------------------------------------------------------------- for the command line
 
 
-def deal(seed: int, mix: str, games: int, *, rough: bool = False) -> Series:
+def deal(seed: int, mix: str, games: int, *, rough: bool = False, workshops: Sequence[str] = CLASSIFIER) -> Series:
     """The games that follow from a seed. Raises `ConfigurationError` if the mix is invalid."""
-    players = repertoire()
-    dealt = Mix.parse(mix, players, rough=rough)
-    head = GamesHeader(seed=seed, mix=str(dealt), environment=dict(describe()), adversaries=facts())
+    places = tuple(workshops)
+    players = repertoire(places)
+    dealt = Mix.parse(mix, players, rough=rough, workshops=() if places == CLASSIFIER else places)
+    head = GamesHeader(seed=seed, mix=str(dealt), environment=dict(describe()), adversaries=facts(players.workshops))
     return Series(head=head, mix=dealt, repertoire=players, games=games, play=play_json, preload=PRELOAD)
 
 

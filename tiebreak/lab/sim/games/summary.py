@@ -198,6 +198,7 @@ ENDINGS: Final = {
     "equivocation": "it was slashed for signing two different heads of the same length",
     "forked": "it lost a game for signing two states in one place",
     "inconsistency": "it was slashed for signing two heads that show different records of the same segment",
+    "nonfinite": "it was slashed for signing a record whose loss is infinite or NaN, which the job forbids",
     "abandoned": "its job was ended because its heads did not come in time",
     "parted": "its job was ended without receipts for all logs, and only the part with receipts was paid",
     "refused": "a contract or a party refused what it sent",
@@ -213,18 +214,23 @@ ROLES: Final = ("trainer", "challenger", "auditor", "client", "builder")
 # ---------------------------------------------------------------- the page
 
 
-def to_markdown(summary: Json, rough: Json | None = None, *, details: str | None = None) -> str:
+def to_markdown(
+    summary: Json, rough: Json | None = None, rollouts: Json | None = None, *, details: str | None = None
+) -> str:  # fmt: skip
     """A summary as a Markdown page.
 
-    rough: the summary of other games, in rough weather, for a section of its own. details: a link to the page with all
-    tables, for a short page without a row for each adversary.
+    rough: the summary of other games, in rough weather, for a section of its own. rollouts: the same for games about
+    late data. details: a link to the page with all tables, for a short page without a row for each adversary.
     """
-    blocks = [_promises(summary), [] if rough is None else _rough(rough)]
+    both = summary if rollouts is None else {**summary, "adversaries": rollouts["adversaries"] | summary["adversaries"]}
+    more_games = ((rough, _rough), (rollouts, _rollouts))
+    blocks: list[Iterable[str]] = [_promises(summary)]
+    blocks += [section(found) for found, section in more_games if found is not None]
     if details is None:
-        blocks += [_endings(summary), _disputes(summary), _payments(summary), _replay(summary)]
+        blocks += [_endings(both), _disputes(both), _payments(both), _replay(both)]
     else:
         more = (
-            f"[The tables of all {len(_adversaries(summary))} adversaries]({details}) say what each one hopes for and "
+            f"[The tables of all {len(_adversaries(both))} adversaries]({details}) say what each one hopes for and "
             "where it ended, what its disputes took, and what each side gained and paid. They have a line for each, "
             "with which `tiebreak simulate --replay LINE` plays one of its games again, move by move."
         )
@@ -264,6 +270,19 @@ def _rough(s: Json) -> Iterator[str]:
         "there."
     )
     yield table(("what went wrong", "times"), ((what, faults[what]) for what in sorted(faults)))
+    yield _kept(s)
+
+
+def _rollouts(s: Json) -> Iterator[str]:
+    played = s["played"]
+    yield "## With late data"
+    yield (
+        f"{s['games']:,} games of seed {s['seed']} and mix `{s['mix']}` ({played['alone']:,} with one adversary, "
+        f"{played['together']:,} with several, {played['honest']:,} with honest parties only). A tiny language model "
+        "learns from answers that its trainer samples and publishes. The program samples, too, and its loss is NaN "
+        "from the first false answer on, which the job forbids. Honest trainers draft in FP32, FP64 or bfloat16, with "
+        "a cache or without, some answers at a time or all, with every other token wrong, and start again amid a run."
+    )
     yield _kept(s)
 
 

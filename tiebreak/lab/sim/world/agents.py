@@ -30,6 +30,7 @@ from tiebreak.protocol.game.sides import Challenger, Defender, Party, resume
 from tiebreak.protocol.game.snapshot import SignedStanding
 from tiebreak.protocol.parties import auditor, client, trainer
 from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import JobStatus, PublicGame, PublicJob
 from tiebreak.protocol.parties.driver import PartyDriver, Turn
 from tiebreak.protocol.parties.terms import Means
@@ -361,6 +362,12 @@ class Agent(Participant):
     def offer(self, job: Job) -> None:
         self._post(self.world.party_at(job.trainer), partial(e.JobOffered, job=job))
 
+    def forbidden(self, head: SignedHead) -> tx.ReportLoss | None:
+        """What the published records convict the trainer of, who signed this head over them."""
+        published = self.world.mail.runs.get(head.head.job_id)
+        job = self.world.board.jobs[head.head.job_id].job
+        return None if published is None else tx.ReportLoss.of(job, head, published.records)
+
     # ------------------------------------------------------------------ what scripts wait with, and send
 
     def spawn(self, process: Process) -> simpy.Process:
@@ -448,7 +455,7 @@ class ClientAgent(Agent, client.ClientParty):
         else:
             is_its_own = published.run_root(head.count) == head.run_root
             problem = "" if is_its_own else "expected logs of this head, got those of another"
-        self.finish(work, problem=problem)
+        self.finish(work, problem=problem, found=self.forbidden(work.head))
         yield from ()
 
 
@@ -464,7 +471,7 @@ class TrainerAgent(Agent, trainer.TrainerParty):
     def compute(self, job: Job) -> Work:
         """The run that this trainer produces, in full."""
         deviation, workshop = self.world.deviation, self.world.workshop
-        return workshop.honest(job) if deviation is None else deviation(workshop, job, self.rng)
+        return workshop.trained(job, self.rng) if deviation is None else deviation(workshop, job, self.rng)
 
     def seconds(self, steps: int) -> int:
         """Simulated seconds that this many training steps take."""
@@ -485,8 +492,10 @@ class TrainerAgent(Agent, trainer.TrainerParty):
         _, run = self.held()
         yield from self.sleep(self.seconds(job.job.segment_steps(work.count - 1)))
         if job.status is JobStatus.ACTIVE:
-            self.account.steps = min(run.computed_steps, job.job.last_step(work.count - 1))
-            self.finish(work, root=run.run_root(work.count))
+            self.account.steps = min(run.computed_steps, last := job.job.last_step(work.count - 1))
+            forbidden = self.world.deviation is None and any(step <= last for step in run.oracle.run.forbidden)
+            problem = "the loss is no longer finite" if forbidden else ""
+            self.finish(work, root=b"" if forbidden else run.run_root(work.count), problem=problem)
 
     def publish_run(self, action: e.PublishRun) -> None:
         """Publishes the run, with its logs only if the action asks for them."""
@@ -563,7 +572,7 @@ class AuditorAgent(Agent, auditor.AuditorParty):
         except CannotCheck as error:
             problem = str(error)
             self.uncheckable.append(work.head)
-        self.finish(work, root=root, problem=problem)
+        self.finish(work, root=root, problem=problem, found=self.forbidden(work.head))
 
     def look_at(self, job: PublicJob, head: SignedHead) -> Process:
         """Replays up to a head and returns the run root there. Raises `CannotCheck`."""

@@ -324,8 +324,8 @@ def _as_trainer(world: World, agent: Agent, false_jobs: Collection[Digest]) -> s
             return job.status.name.lower()
         if job.status is JobStatus.SLASHED:
             lost = [game for game in world.board.games_of(job.job.id) if _lost_by(game, Side.DEFENDER)]
-            if job.inconsistency or job.conceded:
-                return "conceded" if job.conceded else "inconsistency"
+            if reported := [name for name in ("conceded", "inconsistency", "nonfinite") if getattr(job, name)]:
+                return reported[0]
             return "equivocation" if job.equivocation or not lost else _reason(lost[0])
         if job.status is JobStatus.SETTLED and job.job.id in false_jobs:
             return UNDETECTED

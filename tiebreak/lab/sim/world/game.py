@@ -252,7 +252,9 @@ def false_jobs(world: World, agents: Mapping[str, Agent]) -> frozenset[Digest]:
                 truth = world.workshop.audited(job.job, work)
         except CannotCheck:
             truth = None if work is None or work.lie is not None else work
-        if truth is None or any(head.head.run_root != truth.run_root(head.head.count) for head in valid):
+        first = job.job.checkpoint_of(work.lie.step) if work is not None and work.lie is not None else None
+        forbidden = job.job.demands_finite_losses and any(first is not None and h.head.count > first for h in valid)
+        if truth is None or forbidden or any(h.head.run_root != truth.run_root(h.head.count) for h in valid):
             found.add(job.id)
     return frozenset(found)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.data.tensors import identities, tensor_bytes
 from tiebreak.engine.logged.committed import CommittedLogs
-from tiebreak.engine.logged.journal import Recorder
+from tiebreak.engine.logged.journal import Recorder, Supply, no_late_data, recorder
 from tiebreak.engine.logged.log_replay import Follower
 from tiebreak.engine.run.commit import make_record
 from tiebreak.engine.run.evidence import Evidence, tree_of_values
@@ -27,6 +27,7 @@ from tiebreak.protocol.commitments.records import ZERO_DIGEST, StepRecord
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.game.sides import Oracle
+from tiebreak.protocol.numbers.float32 import is_finite
 from tiebreak.protocol.program.isa import Opcode
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import StepLog
@@ -148,6 +149,12 @@ class MemoryRun:
     def records(self) -> list[StepRecord]:
         return [self.step_records[self.job.last_step(checkpoint) - 1] for checkpoint in range(self.job.checkpoints)]
 
+    @property
+    def forbidden(self) -> list[int]:
+        """The steps whose loss the job forbids."""
+        found = [n for n, step in enumerate(self.steps, 1) if not is_finite(step.loss_bits)]
+        return found if self.job.demands_finite_losses else []
+
     def kept_before(self, step: int) -> int:
         return step
 
@@ -192,22 +199,22 @@ class OwnLogs(CommittedLogs):
 
 def compute(
     job: Job, interpreter: Interpreter, initial: State, data: State, *, known: Sequence[KeptStep] = (),
-    logs: Mapping[int, StepLog] | None = None, trees: Trees = own_tree,
+    logs: Mapping[int, StepLog] | None = None, trees: Trees = own_tree, supply: Supply = no_late_data,
 ) -> MemoryRun:  # fmt: skip
     """Computes a whole run.
 
-    known: its first steps, already computed. logs: the logs to follow; a step without one makes its own. trees:
-    builds the committed log trees.
+    known: its first steps, already computed. logs: the logs to follow; a step without one makes its own, with late data
+    from the supply. trees: builds the committed log trees.
     """
     program, arithmetic = interpreter.program, interpreter.arithmetic
     made, state = list(known), known[-1].state if known else initial
     inputs, numbers = interpreter.place_data(data), range(len(known) + 1, job.steps + 1)
 
-    def sums(step: int, _: Arithmetic, __: State) -> Recorder | Follower | None:
+    def sums(step: int, _: Arithmetic, before: State) -> Recorder | Follower | None:
         if not job.is_logged:
             return None
         if logs is None or step not in logs:
-            return Recorder()
+            return recorder(program, step, arithmetic, supply(step, before))
         return Follower(program, logs[step], job, arithmetic, step)
 
     computed: Iterator[ComputedStep[Recorder | Follower]] = steps(interpreter, state, inputs, numbers, sums=sums)
