@@ -1,7 +1,8 @@
 /* recheck as a WebAssembly module: its exports, for a host such as a web page, and what the other files need of a machine.
 
 The module imports one function, `recheck.refuse(text, size)`, which gets a sentence and must throw. It reaches nothing but
-its memory. Addresses and sizes are i32, numbers of 64 bits i64 (in JavaScript: BigInt).
+its memory. Addresses and sizes are i32 without a sign (in JavaScript, of a result x: x >>> 0), numbers of 64 bits i64
+(BigInt).
 
 Memory is a stack. `allocate` gives zeroed bytes, in which a host puts what it hands over, and which stay until `release`
 of a mark taken before, as does all that other exports make: hashes under way, programs, replays. After a refusal the host

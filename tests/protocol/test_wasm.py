@@ -345,9 +345,9 @@ def test_calls_in_another_order_are_refused(recheck: Recheck) -> None:
         ("advance", replay, 1), ("loss", replay), ("state", replay), ("end", replay), ("element", replay, 0, 0),
         ("begin", replay, 0, 0, 0), ("tensor", replay, STATE, 99), ("tensor", replay, LATE, 0),
         ("tensor", replay, 7, 0), ("inputs", replay, LATE), ("slot", program, DATA, 99), ("slot", program, 0, 0),
-        ("describe", program, 1 << 20), ("replay", program, 15, 0), ("replay", program, 33, 0), ("replay", program, 32, 1),
-        ("replay", program, 32, 1 << 24), ("limit", 1 << 32), ("release", 0), ("release", 1 << 31),
-        ("pad", program, 0, 65),
+        ("describe", program, 1 << 20), ("replay", program, 15, 0), ("replay", program, 33, 0),
+        ("replay", program, 32, 1), ("replay", program, 32, 1 << 24), ("limit", 1 << 32), ("release", 0),
+        ("release", 1 << 31), ("pad", program, 0, 65),
     ]  # fmt: skip
     for call in refused:
         with pytest.raises(Refused, match="expected"):
