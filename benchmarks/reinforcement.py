@@ -46,7 +46,7 @@ PARTS: Final[dict[str, tuple[tuple[Any, str], ...]]] = {
     "weights to and from the model": ((SampledRollouts, "_state"), (trainer_loop._Driven, "write")),
     "loss in PyTorch": ((GRPOTrainer, "compute_loss"),),
 }
-"""Where each part of a step is computed. What one of them takes within another is not the other's."""
+"""The functions that compute each part of a step. What one of them takes within another is not the other's."""
 REST: Final = "everything else"
 
 

@@ -111,7 +111,7 @@ class Answer(Record):
     body: Annotated[LibraryBody | None, OneOf((LibraryBody,), optional=True)] = None
     problem: Annotated[str, Text()] = ""
     found: Annotated[ReportLoss | None, OneOf((ReportLoss,), optional=True)] = None
-    """What the records of a head convict their trainer of; then `problem` says so too."""
+    """The report for which the records of a head are enough; then `problem` says so too."""
 
 
 class Failed(Record):

@@ -178,7 +178,7 @@ class Done(EventBase):
     move: Move | None = None
     problem: str = ""
     found: ReportLoss | None = None
-    """What the records of the head, on which it worked, convict their trainer of."""
+    """The report for which the records of the head, on which it worked, are enough."""
 
 
 class Mined(EventBase):

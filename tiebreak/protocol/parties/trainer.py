@@ -36,7 +36,7 @@ class TrainerParty(Player):
         self._to_post: dict[tuple[Digest, int], list[SignedHead]] = {}
         self._post_at: dict[SignedHead, int] = {}
         self._stopped: set[Digest] = set()
-        """Jobs of which no further segment can be computed: their terms forbid what would come."""
+        """Jobs that end here: their terms forbid the loss of the next segment."""
 
     # ------------------------------------------------------------------ decisions
 

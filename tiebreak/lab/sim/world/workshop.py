@@ -135,7 +135,7 @@ class Workshop:
         return bool(self.program.late_slots)
 
     def sampler(self, how: Sampling = PLAIN, seed: int | None = None) -> RolloutSampler:
-        """What samples the rollouts of a run. seed: another one than the job's."""
+        """The sampler of a run's rollouts. seed: another one than the job's."""
         data = self.captured.data | ({} if seed is None else {"seed": torch.tensor(seed)})
         return RolloutSampler(self.interpreter, data, how)
 
