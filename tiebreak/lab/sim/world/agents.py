@@ -363,7 +363,7 @@ class Agent(Participant):
         self._post(self.world.party_at(job.trainer), partial(e.JobOffered, job=job))
 
     def forbidden(self, head: SignedHead) -> tx.ReportLoss | None:
-        """What the published records convict the trainer of, who signed this head over them."""
+        """The report for which the published records are enough, of a trainer that signed this head over them."""
         published = self.world.mail.runs.get(head.head.job_id)
         job = self.world.board.jobs[head.head.job_id].job
         return None if published is None else tx.ReportLoss.of(job, head, published.records)

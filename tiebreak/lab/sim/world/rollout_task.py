@@ -40,11 +40,11 @@ LENGTH: Final = 4
 TOKENS, MASK, ADVANTAGES = "tokens", "mask", "advantages"
 """The late data: i64 (ROWS, LENGTH), i64 (ROWS, LENGTH), 1 up to the end of the answer and 0 after it, f32 (ROWS)."""
 PRICE: Final = 0.125
-"""What a token of an answer costs of its reward."""
+"""The price of a token, which its answer's reward is less."""
 DIVERGENCE: Final = 0.25
 """The factor of the divergence from the reference model in the loss."""
 PRAISED: Final = 3
-"""The token of which the declared advantages make more."""
+"""The token that the declared advantages praise."""
 POLICY, REFERENCE = "policy.", "reference."
 PARAMETERS: Final = ("embedding.weight", "hidden.weight", "hidden.bias", "head.weight")
 
@@ -120,7 +120,7 @@ def rollout_task(stream: int = STREAM) -> Task:
 
 
 def as_late(tokens: Tensor) -> dict[str, Tensor]:
-    """The late data of sampled tokens, i64 (ROWS, LENGTH), of which those after an answer's end do not count."""
+    """The late data of sampled tokens, i64 (ROWS, LENGTH). Those after an answer's end do not count."""
     mask = ((tokens == END).cumsum(1) - (tokens == END).long() == 0).long()
     own = tokens * mask
     return {TOKENS: own, MASK: mask, ADVANTAGES: 0.5 * ((own == PRAISED).sum(1).float() - 1)}
@@ -192,7 +192,7 @@ class RolloutSampler:
         return self._drawn(step, state)[0]
 
     def _drafted(self, step: int, state: State, tokens: Tensor, sure: Tensor, chosen: slice) -> Tensor:
-        """The tokens of some rows, of which the first `sure` of each are kept."""
+        """The tokens of some rows, whose first `sure` ones are kept."""
         prompts, noise = (part[chosen] for part in self._drawn(step, state))
         rng, made = Random(f"{step} {chosen.start} {sure.tolist()}"), tokens[chosen].clone()  # noqa: S311
         table, hidden, bias, head = (state[f"{MODEL}{POLICY}{name}"].to(self._how.dtype) for name in PARAMETERS)
