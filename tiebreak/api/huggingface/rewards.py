@@ -58,7 +58,7 @@ class ComputedReward(ABC):
         return [[] for _ in prompts]
 
     def read(self, values: Sequence[Any], width: int) -> Tensor:
-        """The part of its column's values that it reads, i64, examples along dim 0. width: of completions, in tokens."""
+        """The values of its column as it reads them, i64, examples along dim 0. width: of completions, in tokens."""
         raise NotImplementedError
 
     @abstractmethod

@@ -161,7 +161,7 @@ class Rollouts:
         if self.state is None:
             return set()
         counted = {rewards.COUNT} if self.state.parts == 1 else set()
-        return counted | {_OLD} | ({rewards.ADVANTAGES} if self.reward_funcs else set())
+        return counted | ({_OLD, rewards.ADVANTAGES} if self.reward_funcs else set())
 
     @contextmanager
     def attached(self, model: Any, device: torch.device) -> Iterator[None]:
@@ -200,10 +200,10 @@ class Rollouts:
             found[rewards.COUNT] = given["completion_mask"].sum()
         elif rewards.COUNT in example:  # judged with the rollouts
             model.rollouts_sampled.copy_(torch.minimum(model.rollouts_sampled, self.state.counts(given).float()))
-        if _OLD in example:  # of RLOO, whose rewards have the KL term
+        if _OLD in self.derived & example.keys():  # of RLOO, whose rewards have the KL term
             said, mask = _log_probabilities(trainer, model, given), given["completion_mask"]
             found[_OLD] = (said * mask).sum(1)
-            if trainer.beta and self.reward_funcs:
+            if trainer.beta:
                 penalty = trainer.beta * ((said - self._reference(trainer, model, given)) * mask).sum(1)
         if self.reward_funcs:
             own = [given.get(f"{_REWARD}{n}", torch.zeros(0)) for n in range(len(self.reward_funcs))]
