@@ -58,7 +58,7 @@ class ComputedReward(ABC):
         return [[] for _ in prompts]
 
     def read(self, values: Sequence[Any], width: int) -> Tensor:
-        """What it reads of values of its column, i64, with examples along dim 0. width: of completions, in tokens."""
+        """The values of its column as it reads them, i64, examples along dim 0. width: of completions, in tokens."""
         raise NotImplementedError
 
     @abstractmethod
@@ -196,7 +196,7 @@ class RewardModel(ComputedReward):
 
 
 def _said(given: Mapping[str, Tensor], tokenizer: Any) -> Tensor:
-    """Which tokens are the completion's, without a special one at its end."""
+    """The mask of a completion's tokens, without a special one at its end."""
     ids, mask = given["completion_ids"], given["completion_mask"] == 1
     is_last = mask & ~torch.nn.functional.pad(mask[:, 1:], (0, 1))
     for token in tokenizer.all_special_ids:
@@ -231,7 +231,7 @@ def computed_rewards(trainer: Any) -> tuple[ComputedReward, ...]:
 
 
 class RolloutState(nn.Module):
-    """What steps that check their rollouts keep of them in the state: mean rewards, and counts of tokens."""
+    """The mean rewards and the counts of tokens that steps with exact sampling keep in the state."""
 
     tokens: Tensor
     """The tokens that the step is said to have, and those of its micro-batches so far, i64 (2,)."""

@@ -73,11 +73,11 @@ class Rollouts:
     columns: RecordedColumns
     """The example as a step reads it, and the factor of the loss."""
     known: dict[str, Tensor]
-    """What is known of the job's micro-batches before training, in their order: prompts, and what rewards read."""
+    """The columns of the job's micro-batches, in their order, before training: prompts, and what rewards read."""
     reward_funcs: tuple[rewards.ComputedReward, ...]
     """The rewards that steps compute."""
     state: rewards.RolloutState | None
-    """What steps have of rollouts in their state, if they check them; a part of the model while that is captured."""
+    """The state that steps keep of rollouts which they check; a part of the model while that is captured."""
     widths: dict[str, int]
     """The length of what is padded, by name."""
     padding: int
@@ -161,7 +161,7 @@ class Rollouts:
         if self.state is None:
             return set()
         counted = {rewards.COUNT} if self.state.parts == 1 else set()
-        return counted | {_OLD} | ({rewards.ADVANTAGES} if self.reward_funcs else set())
+        return counted | ({_OLD, rewards.ADVANTAGES} if self.reward_funcs else set())
 
     @contextmanager
     def attached(self, model: Any, device: torch.device) -> Iterator[None]:
@@ -181,7 +181,7 @@ class Rollouts:
         return {REFERENCE: self._reference(trainer, model, given)} if self.refers else {}
 
     def _reference(self, trainer: Any, model: Any, given: Mapping[str, Tensor]) -> Tensor:
-        """By TRL's copy of the model, or by that without adapters."""
+        """Log-probabilities by TRL's copy of the model, or by that without adapters."""
         frozen: Any = nullcontext()
         if trainer.ref_model is None:
             frozen = import_module("trl.trainer.utils").use_adapter(
@@ -192,7 +192,7 @@ class Rollouts:
 
     @torch.no_grad()
     def computed(self, trainer: Any, model: Any, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What a step computes of a micro-batch before its loss; it also writes to the state of rollouts."""
+        """The columns that a step computes of a micro-batch before its loss. Writes to the state of rollouts."""
         found, example, penalty = self.referred(trainer, model, given), self.example.inputs[0], None
         if self.state is None:
             return found
@@ -200,10 +200,10 @@ class Rollouts:
             found[rewards.COUNT] = given["completion_mask"].sum()
         elif rewards.COUNT in example:  # judged with the rollouts
             model.rollouts_sampled.copy_(torch.minimum(model.rollouts_sampled, self.state.counts(given).float()))
-        if _OLD in example:  # of RLOO, whose rewards have the KL term
+        if _OLD in self.derived & example.keys():  # of RLOO, whose rewards have the KL term
             said, mask = _log_probabilities(trainer, model, given), given["completion_mask"]
             found[_OLD] = (said * mask).sum(1)
-            if trainer.beta and self.reward_funcs:
+            if trainer.beta:
                 penalty = trainer.beta * ((said - self._reference(trainer, model, given)) * mask).sum(1)
         if self.reward_funcs:
             own = [given.get(f"{_REWARD}{n}", torch.zeros(0)) for n in range(len(self.reward_funcs))]
@@ -243,7 +243,7 @@ class Rollouts:
 
 
 def _log_probabilities(trainer: Any, model: Any, given: Mapping[str, Tensor]) -> Tensor:
-    """Those of the tokens of completions, f32 (rows, tokens), as TRL computes them."""
+    """Log-probabilities of completions' tokens, f32 (rows, tokens), as TRL computes them."""
     ids, mask = (torch.cat([given[f"prompt_{n}"], given[f"completion_{n}"]], 1) for n in ("ids", "mask"))
     found: Tensor = trainer._get_per_token_logps_and_entropies(model, ids, mask, given["completion_ids"].shape[1])[0]
     return found
@@ -256,7 +256,7 @@ def _read(reward: rewards.ComputedReward, width: int, rows: Sequence[Mapping[str
 def _in_order(
     trainer: Any, inputs: Sequence[Any], of_rows: Callable[[Any], Tensor], *, shuffled: bool
 ) -> Tensor:  # fmt: skip
-    """What each micro-batch reads of the rows for which the trainer samples together."""
+    """The part of each micro-batch in the rows for which the trainer samples together."""
     parts, found = trainer.args.steps_per_generation, list[Tensor]()
     every = parts * trainer.num_iterations
     for start in range(0, len(inputs), every):
