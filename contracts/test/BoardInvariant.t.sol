@@ -24,6 +24,7 @@ contract BoardHandler is GameBase {
     uint256[8] public seated;
     uint256 public receipted;
     uint256 public parted;
+    uint256 public forbidden;
     /// Games that a signed state entered: what it says is nobody's play, so only a clock or a concession ends it.
     mapping(GameId => bool) private _entered;
 
@@ -136,12 +137,33 @@ contract BoardHandler is GameBase {
         (bool found, JobId id) = _find(seed, IJobBoard.JobStatus.ACTIVE);
         if (!found) return;
         if (seed % 16 == 4) return _contradict(id);
+        if (seed % 16 == 8 && board.job(id).policy == 1) return _forbid(id, seed);
         ++slashed;
         if (seed % 16 == 12) return _concede(_head(id, 1, keccak256("first")), stranger);
         bytes memory first = _headSignature(_head(id, 1, keccak256("first")));
         bytes memory second = _headSignature(_head(id, 1, keccak256("second")));
         VM.prank(stranger);
         board.reportEquivocation(id, 1, keccak256("first"), first, keccak256("second"), second);
+    }
+
+    /// @dev The trainer leaves before its first head, or the first record of a head has NaN as its loss.
+    function _forbid(JobId id, uint256 seed) private {
+        IJobBoard.JobState memory state = board.job(id);
+        if (seed % 32 == 8 && state.headCount == 0 && state.openGames == 0 && current <= _due(id)) {
+            VM.prank(trainer);
+            board.part(id);
+            ++parted;
+            return;
+        }
+        bytes32[] memory others = new bytes32[](3);
+        others[0] = sha256(abi.encodePacked("tb.recrd", uint64(3), bytes32(seed), uint32(0x7fc00000), bytes32(0)));
+        (others[1], others[2]) = (keccak256("other"), GameTrees.empty());
+        IJobBoard.OpenedHead memory opened = _opened(id, 2, others);
+        IJobBoard.Head memory head = _head(id, 2, opened.runRoot);
+        VM.prank(stranger);
+        board.reportLoss(head, opened.signature, 0, bytes32(seed), 0x7fc00000, 0, opened.siblings);
+        ++forbidden;
+        ++slashed;
     }
 
     /// @dev The final head, and one of the first record alone, which is another there.
@@ -469,7 +491,7 @@ contract BoardHandler is GameBase {
         if (nonce % 2 == 0) job.auditTime = WINDOW;
         if (nonce % 3 == 0) job.deadline = WINDOW + WINDOW / 2;
         if (nonce % 4 < 2) (job.seats, job.seatFee, job.seatBond, job.nonce) = (0, 0, 0, nonce);
-        if (nonce % 4 == 1) job.policy = 1;
+        if (nonce % 4 == 1) (job.policy, job.tolerances) = (1, 1 << 24);
         if (nonce % 4 != 0) job.talkTime = WINDOW;
     }
 
@@ -575,7 +597,17 @@ contract BoardInvariantTest {
         require(3 * handler.done() > 2 * calls, "two of three calls act");
     }
 
-    /// @dev The handler reaches the ends of policy `logged` by its own actions.
+    /// @dev The handler reaches these ends by its own actions.
+    function test_jobs_that_forbid_losses_are_slashed_and_parted_before_a_head() external {
+        for (uint256 seed = 0; seed < 64 && (handler.parted() == 0 || handler.forbidden() == 0); ++seed) {
+            handler.offer(seed);
+            handler.equivocate(16 * seed + 8);
+        }
+        require(handler.parted() > 0 && handler.forbidden() > 0, "parted, and slashed");
+        _owns();
+    }
+
+    /// @dev And those of policy `logged`.
     function test_jobs_of_policy_logged_part_and_settle() external {
         handler.offer(1);
         for (uint256 seed = 0; seed < 600 && (handler.parted() == 0 || handler.receipted() < 3); ++seed) {

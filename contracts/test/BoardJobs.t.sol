@@ -545,6 +545,36 @@ contract BoardJobsTest is BoardBase {
         _equal(TRAINER_STAKE / 2 - RELIEF, board.credit(stranger), "reporter, less the relief");
     }
 
+    /// @dev Else whoever offers a program whose first segment cannot be signed would be paid the stake.
+    function test_a_trainer_parts_before_its_first_head_where_losses_are_forbidden() external {
+        JobId lax = _demanding(1, 20);
+        _accept(lax);
+        JobId jobId = _demanding(2, FINITE_LOSSES);
+        _accept(jobId);
+        uint256 due = START + WINDOW;
+        for (uint256 instant = due; instant <= due + 1; ++instant) {
+            _warp(instant);
+            _refusedPart(client, jobId, abi.encodeWithSelector(IJobBoard.NoHeadPosted.selector));
+            _refusedPart(trainer, lax, abi.encodeWithSelector(IJobBoard.NoHeadPosted.selector));
+        }
+        _refusedPart(trainer, jobId, abi.encodeWithSelector(IJobBoard.WindowClosed.selector, due, due + 1));
+        _warp(due);
+        _expect(abi.encodeWithSelector(IJobBoard.WindowOpen.selector, due, due));
+        _abandon(jobId);
+        VM.prank(trainer);
+        board.part(jobId);
+        _requireStatus(jobId, IJobBoard.JobStatus.PARTED);
+        _equal(TRAINER_STAKE, board.credit(trainer), "trainer");
+        _equal(REWARD, board.credit(client), "client");
+        _equal(0, _burned(REWARD + TRAINER_STAKE), "nothing burned, and the other job holds its own");
+    }
+
+    function _refusedPart(address who, JobId jobId, bytes memory reason) private {
+        VM.prank(who);
+        _expect(reason);
+        board.part(jobId);
+    }
+
     function test_a_settled_job_has_no_losses_to_report() external {
         JobId jobId = _demanding(1, FINITE_LOSSES);
         _accept(jobId);

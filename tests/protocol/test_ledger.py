@@ -449,6 +449,23 @@ def test_no_report_of_a_loss_convicts_an_honest_trainer(cases: Callable[[], None
     parted.refused("WrongJobStatus", STRANGER, replace(good, head=head_of(LOGGED, 1, bytes(32))), at=parted.now)  # type: ignore[arg-type]
 
 
+def test_only_a_trainer_whose_job_forbids_losses_parts_before_its_first_head() -> None:
+    scene, part = Scene(DEMANDING).accept(), tx.Part(job_id=DEMANDING.id)
+    begun, due = scene.now, scene.ledger.board.jobs[DEMANDING.id].due
+    for at in (begun, due, due + 1):
+        scene.refused("NoHeadPosted", CLIENT, part, at=at)
+        scene.refused("NotAParty", STRANGER, part, at=at)
+    scene.refused("WindowClosed", TRAINER, part, at=due + 1)
+    for at in (begun, due):
+        other = deepcopy(scene)
+        other.refused("WindowOpen", CLIENT, tx.Abandon(job_id=DEMANDING.id), at=at)
+        other.send(TRAINER, part, at=at)
+        assert other.ledger.board.jobs[DEMANDING.id].status is JobStatus.PARTED
+        assert (other.ledger.claim(TRAINER.address), other.ledger.claim(CLIENT.address)) == (0, 0)
+    lax = Scene(LOGGED).accept()
+    lax.refused("NoHeadPosted", TRAINER, tx.Part(job_id=LOGGED.id), at=lax.now)
+
+
 # ---------------------------------------------------------------- who may challenge on paper
 
 

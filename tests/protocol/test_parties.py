@@ -30,7 +30,7 @@ from tests.protocol.town import (
     root,
 )  # fmt: skip
 from tiebreak.protocol.commitments.eip712 import Address
-from tiebreak.protocol.commitments.job import FINITE_LOSSES, Concession, Head, SignedHead, game_id
+from tiebreak.protocol.commitments.job import FINITE_LOSSES, Concession, Head, Job, SignedHead, game_id
 from tiebreak.protocol.commitments.records import StepRecord, run_tree
 from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.game import rules
@@ -557,7 +557,7 @@ def demanding_board() -> Board:
 def test_whoever_sees_a_forbidden_loss_reports_it_instead_of_playing(name: str) -> None:
     kind, key = KINDS[name]
     found, board, journal = forbidden(), demanding_board(), list[e.AppendRecord]()
-    work: e.Work = e.Replay(job_id=DEMANDING.id, head=found.head, attempt=0)
+    work: Any = e.Replay(job_id=DEMANDING.id, head=found.head, attempt=0)
     if name == "client":
         work = e.CheckLogs(job_id=DEMANDING.id, head=found.head, attempt=0)
     party = kind(**known(board, key))
@@ -591,7 +591,7 @@ def test_a_refused_report_of_a_loss_does_not_keep_an_auditor_from_playing() -> N
     auditor.observe(e.Done(at=START, work=work, problem="step 4: NaN", found=replace(found, position=0)))
     place = ("loss", DEMANDING.id)
     assert not calls(auditor.observe(e.Refused(at=START, place=place, error="WrongRoot")))
-    other = SignedHead.sign(replace(found.head.head, run_root=A), DOMAIN, TRAINER)
+    other = SignedHead.sign(replace(found.head.head, run_root=Digest(A)), DOMAIN, TRAINER)
     assert calls(auditor.observe(e.HeadShown(at=START, head=other))) == [tx.Report(first=found.head, second=other)]
 
 
@@ -609,6 +609,25 @@ def test_a_trainer_whose_next_segment_cannot_be_tries_it_once_and_parts() -> Non
     ]
     assert e.Start(work=work) not in (*actions, *trainer.observe(e.Tick(at=START + 1)))
     assert calls(trainer.observe(e.Tick(at=job.window_end + 1))) == [tx.Part(job_id=job.id)]
+
+
+@pytest.mark.parametrize("tolerances", [0, FINITE_LOSSES])
+def test_a_trainer_parts_from_a_program_whose_first_segment_cannot_be(tolerances: int) -> None:
+    """Only while it could post a head: after that the client may abandon the job, as any that has none."""
+    board, offered = demanding_board(), replace(DEMANDING, tolerances=tolerances)
+    board.jobs = {offered.id: replace_job(board, offered)}
+    trainer, work = KnowingTrainer(**known(board, TRAINER)), e.Train(job_id=offered.id, count=1)
+    assert e.Start(work=work) in trainer.observe(e.Started(at=START))
+    actions = trainer.observe(e.Done(at=START, work=work, problem="step 1: the loss is no longer finite"))
+    (job,) = board.jobs.values()
+    assert calls(actions) == ([tx.Part(job_id=offered.id)] if tolerances else [])
+    assert [one.deadline for one in actions if isinstance(one, e.Transact)] == ([job.due] if tolerances else [])
+
+
+def replace_job(board: Board, offered: Job) -> PublicJob:
+    """The board's one job with other terms, and without a head."""
+    (job,) = board.jobs.values()
+    return PublicJob(job=offered, status=job.status, last_progress=START, accepted=START)
 
 
 def test_heads_not_signed_by_the_trainer_are_ignored() -> None:

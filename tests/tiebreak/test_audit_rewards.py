@@ -9,21 +9,26 @@ import pytest
 import torch
 
 import tiebreak
-from tests.tiebreak.parties import Commands
+from tests.engine.test_late_data import late_program
+from tests.tiebreak.parties import Commands, Parties
 from tests.tiebreak.test_grpo import KEYS
 from tests.tiebreak.test_sampled_rollouts import trainer
 from tiebreak.api.certification.certificates import LATE, SignedCertificate, read_certificate
 from tiebreak.api.certification.issuance import certify
+from tiebreak.api.huggingface.rewards import ROLLOUTS
 from tiebreak.api.provenance.cards import card, card_again
 from tiebreak.api.provenance.source import FormatSource
 from tiebreak.api.training.reading import SAMPLED, late_words
 from tiebreak.cli import audit as audit_command
+from tiebreak.engine.capture.state import MODEL
 from tiebreak.engine.data import identities
 from tiebreak.engine.data.disk import write_file
+from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.commitments.dsse import Envelope
 from tiebreak.protocol.commitments.statement import sign
 from tiebreak.protocol.errors import VerificationError
+from tiebreak.protocol.program.isa import DType
 
 MINE: Final = """
 print('output of a script')
@@ -62,6 +67,9 @@ def test_an_audit_computes_rewards_again_with_the_users_own_file(
         f"rewards    computed again by {mine} for steps 1 to 2 of 2: the advantages follow",
         "agrees: 2 checkpoints, 2 steps",
     ]  # fmt: skip
+    of_part = command("audit", run.path, "--segment", 1, "--rewards", mine).splitlines()
+    assert [line for line in of_part if line.startswith("rewards    computed again by ")]
+    assert "rollouts   sampled, checked by the program, all of them" in of_part
     found = json.loads(command(*words, mine, "--json"))
     assert found["rewards"] == {"file": str(mine), "steps": 2}
     assert found["late_data"]["rollouts"].endswith("all of them")
@@ -71,9 +79,12 @@ def test_an_audit_computes_rewards_again_with_the_users_own_file(
 
 
 def test_a_file_is_refused_before_the_audit(
-    run: RunDirectory, tmp_path: Path, command: Commands, monkeypatch: pytest.MonkeyPatch
+    run: RunDirectory, tmp_path: Path, command: Commands, monkeypatch: pytest.MonkeyPatch, parties: Parties
 ) -> None:
-    mine = written(tmp_path)
+    mine, other = written(tmp_path), parties.trained(tmp_path / "other")
+    assert "expected a run with declared advantages" in command.error("audit", other, "--rewards", mine)
+    assert late_words(RunDirectory.open(other).program) == {}
+    assert late_words(late_program()) == {"declared": "by the trainer: x, y, z"}
     mine.write_text("")
     words = ["audit", run.path, "--output", tmp_path / "replay", "--rewards", mine]
     assert "expected a function trainer(output_dir) in" in command.error(*words)
@@ -92,6 +103,19 @@ def test_reports_say_who_answers_for_late_data(run: RunDirectory, command: Comma
     assert found["rollouts"] == "sampled, checked by the program, which found others"
 
 
+def test_names_of_a_stranger_stay_names() -> None:
+    b = Builder()
+    names = f"{MODEL}{ROLLOUTS}.mean_reward_0_Length(3)", f"{MODEL}{ROLLOUTS}.mean_reward_1_a;prompts:fine"
+    rewards = {name: b.state(name, DType.F32, ()) for name in names}
+    said, other = b.late("completion_ids", DType.F32, (3,)), b.late("x,y;z:|", DType.F32, (3,))
+    late = late_words(b.finish(rewards, b.sum(b.add(said, other))))
+    assert late == {
+        "rollouts": "declared", "prompts": "data of the job", "advantages": "by the program",
+        "rewards": "by the program: Length(3), a?prompts?fine",
+        "declared": "by the trainer: completion_ids, x?y?z??",
+    }  # fmt: skip
+
+
 def test_certificates_and_cards_say_it_too(run: RunDirectory, tmp_path: Path) -> None:
     weights, output = run.path.parent / "weights", tmp_path / "certificate.json"
     signed, _ = certify(run, weights, output, KEYS[1])
@@ -104,7 +128,7 @@ def test_certificates_and_cards_say_it_too(run: RunDirectory, tmp_path: Path) ->
     assert card_again(source, text) == text
     forged = {**signed.certificate.environment, LATE: "rollouts: fine [x](http://x) | <b>"}
     other = replace(signed, certificate=replace(signed.certificate, environment=forged))
-    assert "| Late data | rollouts: fine ?x??http:??x? ? ?b? |\n" in card(replace(source, signed=other)).decode()
+    assert "| Late data | rollouts: fine ?x?(http:??x) ? ?b? |\n" in card(replace(source, signed=other)).decode()
 
 
 @pytest.mark.parametrize("change", [{}, {LATE: "rollouts: sampled"}])

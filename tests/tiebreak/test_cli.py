@@ -69,6 +69,7 @@ ERRORS = [
     (errors.SignatureError("e"), 2, "SignatureError: e"),
     (errors.IllegalMove("e"), 2, "IllegalMove: e"),
     (errors.VerificationError("e"), 2, "VerificationError: e"),
+    (errors.ForbiddenLoss("e"), 2, "ForbiddenLoss: e"),
     (errors.ConfigurationError("two\n  lines"), 1, "ConfigurationError: two lines"),
     (errors.CannotCheck("e"), 1, "CannotCheck: e"),
     (errors.StateError("e"), 1, "StateError: e"),

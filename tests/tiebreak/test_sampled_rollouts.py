@@ -280,6 +280,12 @@ def test_rewards_are_computed_again_and_others_are_named(
         patch.setattr(CommittedLogs, "step_log", lambda *a: replace(log := own(*a), late={**log.late, **none}))
         with pytest.raises(VerificationError, match=r"step 1, num_items_in_batch in micro-batch 1: expected .*, got 0"):
             tiebreak.hf.check_rewards(again)
+        huge = {"completion_ids": torch.full([2, 4, 6], 1 << 40).numpy().tobytes()}
+        patch.setattr(CommittedLogs, "step_log", lambda *a: replace(log := own(*a), late={**log.late, **huge}))
+        with pytest.raises(
+            VerificationError, match=r"step 1, completion_ids in micro-batch 1: expected tokens from 0 to"
+        ):
+            tiebreak.hf.check_rewards(again)
     others = trainer(honest.directory.parent, data=lambda: prompts().select(range(23, -1, -1)))
     with pytest.raises(
         (VerificationError, ConfigurationError), match=r"step 1, prompt_ids in micro-batch 1|with prompt_ids of"

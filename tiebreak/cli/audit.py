@@ -29,7 +29,7 @@ COULD_NOT_CHECK: Final = 3
 SHOWN: Final = 8
 """The most findings of logs, and states from which a replay began, that are printed."""
 FORWARD_SAMPLE: Final = 10
-_ONLY_REPLAYS: Final = {"output", "segment", "from_step", "to_step", "jobs", "ray", "ledger", "policy"}
+_ONLY_REPLAYS: Final = {"output", "segment", "from_step", "to_step", "jobs", "ray", "ledger", "policy", "rewards"}
 """The options for which --forward has no use."""
 
 
@@ -320,6 +320,5 @@ def _forward(
             f"step {fraud.step}: expected loss {shown_loss(fraud.computed)}, which the state before it gives, got "
             f"{shown_loss(fraud.committed)}, signed by 0x{trainer.job.trainer.hex()}", [],
         )  # fmt: skip
-    lines += _late(trainer, report)
     agrees = f"agrees     {len(found.losses)} losses, bit for bit; nothing is said of updates and other steps"
     return [*lines, agrees]

@@ -135,7 +135,7 @@ abstract contract JobBoard is IJobBoard {
         bytes32[] calldata siblings
     ) external onlyStatus(head.jobId, JobStatus.ACTIVE) {
         JobState storage state = _jobs[head.jobId];
-        if (state.tolerances & FINITE_LOSSES == 0) revert FiniteLossesNotDemanded(head.jobId);
+        if (!_demandsFiniteLosses(state)) revert FiniteLossesNotDemanded(head.jobId);
         if (Float32.isFinite(lossBits)) revert FiniteLoss(lossBits);
         if (position >= head.count) revert NoRecord(position, head.count);
         (uint64 last,) = _checkHead(state, head, signature);
@@ -304,6 +304,10 @@ abstract contract JobBoard is IJobBoard {
 
     function _isLogged(JobState storage state) internal view returns (bool) {
         return state.policy == LOGGED;
+    }
+
+    function _demandsFiniteLosses(JobState storage state) internal view returns (bool) {
+        return state.tolerances & FINITE_LOSSES != 0;
     }
 
     function _requireStatus(JobId jobId, JobStatus expected) internal view {
@@ -512,7 +516,7 @@ abstract contract JobBoard is IJobBoard {
     }
 
     /// @dev By when the next head must be posted or sealed.
-    function _headDue(JobState storage state) private view returns (Instant) {
+    function _headDue(JobState storage state) internal view returns (Instant) {
         // SAFETY: a head for each window does not hold the reward for ever.
         return state.lastProgress.plus(state.challengeWindow).earlier(state.accepted.plus(state.deadline));
     }

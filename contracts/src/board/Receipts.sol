@@ -40,14 +40,20 @@ abstract contract Receipts is JobBoard {
         if (!_isLogged(state)) revert NotLogged();
         bool isClient = msg.sender == state.client;
         if (!isClient && msg.sender != state.trainer) revert NotAParty(msg.sender);
-        if (state.headCount == 0) revert NoHeadPosted();
         (uint64 count, uint64 last) = (_receipts[jobId], Segments.checkpoints(state));
-        if (count == last) revert ReceiptsComplete(last);
-        Instant end = _windowEnd(state);
-        // SAFETY: a head for each window does not hold the reward for ever. Not for the trainer: it would leave before its
-        // receipted heads could be challenged.
-        if (isClient && state.headCount != last) end = end.earlier(state.accepted.plus(state.deadline));
-        _requireOver(end);
+        if (state.headCount == 0) {
+            if (isClient || !_demandsFiniteLosses(state)) revert NoHeadPosted();
+            // SAFETY: a client could offer a program whose first segment has a forbidden loss, for the trainer's stake. From
+            // the next second on it can abandon the job.
+            _requireUntil(_headDue(state));
+        } else {
+            if (count == last) revert ReceiptsComplete(last);
+            Instant end = _windowEnd(state);
+            // SAFETY: a head for each window does not hold the reward for ever. Not for the trainer: it would leave before
+            // its receipted heads could be challenged.
+            if (isClient && state.headCount != last) end = end.earlier(state.accepted.plus(state.deadline));
+            _requireOver(end);
+        }
         _requireNoGames(state);
         state.status = JobStatus.PARTED;
         uint256 earned = uint256(state.reward) * count / last;

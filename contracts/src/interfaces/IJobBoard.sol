@@ -319,7 +319,7 @@ interface IJobBoard {
     error ReceiptsComplete(uint64 checkpoints);
     /// Policy `logged`: after the first head a late job is parted, not abandoned.
     error HeadsPosted(uint64 count);
-    /// Before the first head a late job is abandoned, not parted.
+    /// Before the first head a late job is abandoned, not parted, but by a trainer whose job demands finite losses.
     error NoHeadPosted();
     /// Neither the client nor the trainer.
     error NotAParty(address caller);
@@ -393,7 +393,8 @@ interface IJobBoard {
     /// @notice Policy `logged`: ends a job in which a receipt, or the next head, does not come, when the window of the
     /// last head is over and no game is open. The trainer gets its stake and the share of the reward for the receipted
     /// checkpoints, rounded down; the client the rest. Caller: the client or the trainer; the client also after the
-    /// deadline without the final head, whether the window is over or not.
+    /// deadline without the final head, whether the window is over or not; and in a job that demands finite losses the
+    /// trainer also before its first head, as long as it could post one.
     function part(JobId jobId) external;
 
     /// @notice Pulls the caller's whole credit to an address of its choice.

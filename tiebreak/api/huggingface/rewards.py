@@ -58,7 +58,7 @@ class ComputedReward(ABC):
         return [[] for _ in prompts]
 
     def read(self, values: Sequence[Any], width: int) -> Tensor:
-        """What it reads of values of its column, i64, with examples along dim 0. width: of completions, in tokens."""
+        """The part of its column's values that it reads, i64, examples along dim 0. width: of completions, in tokens."""
         raise NotImplementedError
 
     @abstractmethod
@@ -196,7 +196,7 @@ class RewardModel(ComputedReward):
 
 
 def _said(given: Mapping[str, Tensor], tokenizer: Any) -> Tensor:
-    """Which tokens are the completion's, without a special one at its end."""
+    """The mask of a completion's tokens, without a special one at its end."""
     ids, mask = given["completion_ids"], given["completion_mask"] == 1
     is_last = mask & ~torch.nn.functional.pad(mask[:, 1:], (0, 1))
     for token in tokenizer.all_special_ids:
@@ -231,7 +231,7 @@ def computed_rewards(trainer: Any) -> tuple[ComputedReward, ...]:
 
 
 class RolloutState(nn.Module):
-    """What steps that check their rollouts keep of them in the state: mean rewards, and counts of tokens."""
+    """The mean rewards and the counts of tokens that steps with exact sampling keep in the state."""
 
     tokens: Tensor
     """The tokens that the step is said to have, and those of its micro-batches so far, i64 (2,)."""
@@ -248,17 +248,13 @@ class RolloutState(nn.Module):
         for n, reward in enumerate(rewards):
             self.add_module(f"reward_{n}", reward.module)
 
-    def counted(self, given: Mapping[str, Tensor]) -> Tensor:
-        """The number of tokens in the step's completions; NaN if the trainer says another."""
-        own = given["completion_mask"].sum()
-        if self.parts == 1:
-            return own
+    def counts(self, given: Mapping[str, Tensor]) -> Tensor:
+        """Whether the number of the step's tokens may be what the trainer says, by its micro-batches up to this one."""
         said, number = given[COUNT], given[NUMBER]
         before = torch.where(number == 0, torch.stack([said, torch.zeros_like(said)]), self.tokens)
-        now = torch.stack([before[0], before[1] + own])
+        now = torch.stack([before[0], before[1] + given["completion_mask"].sum()])
         self.tokens.copy_(now)
-        right = (said == now[0]) & ((number < self.parts - 1) | (said == now[1]))
-        return torch.where(right, said.float(), torch.nan)
+        return (said == now[0]) & ((number < self.parts - 1) | (said == now[1]))
 
     def note(self, given: Mapping[str, Tensor], scores: Tensor) -> None:
         """Adds a micro-batch to the means of the step. scores: rewards, f32 (rows, functions)."""

@@ -73,11 +73,11 @@ class Rollouts:
     columns: RecordedColumns
     """The example as a step reads it, and the factor of the loss."""
     known: dict[str, Tensor]
-    """What is known of the job's micro-batches before training, in their order: prompts, and what rewards read."""
+    """The columns of the job's micro-batches, in their order, before training: prompts, and what rewards read."""
     reward_funcs: tuple[rewards.ComputedReward, ...]
     """The rewards that steps compute."""
     state: rewards.RolloutState | None
-    """What steps have of rollouts in their state, if they check them; a part of the model while that is captured."""
+    """The state that steps keep of rollouts which they check; a part of the model while that is captured."""
     widths: dict[str, int]
     """The length of what is padded, by name."""
     padding: int
@@ -117,12 +117,14 @@ class Rollouts:
         for one in scored:
             if any(own := one.tokens([*prompts.values()])) and own != [*tokens.values()]:
                 raise ConfigurationError(f"expected {one.__name__} with the trainer's tokenizer, got other tokens")
+
+        def prompts_of(rows: Any) -> list[list[int]]:
+            return [tokens[repr(row["prompt"])] for row in rows]
+
         known: dict[str, Callable[[Any], Tensor]] = {
-            f"prompt_{kind}": partial(_prompts, tokens, prompt, filling)
-            for kind, filling in (("ids", padding), ("mask", None))
-        }
-        known |= {
-            f"{_REWARD}{n}": partial(_read, reward, completion) for n, reward in enumerate(scored) if reward.column
+            "prompt_ids": lambda rows: rewards.filled(prompts_of(rows), prompt, padding, left=True),
+            "prompt_mask": lambda rows: rewards.filled([[1] * len(n) for n in prompts_of(rows)], prompt, left=True),
+            **{f"{_REWARD}{n}": partial(_read, one, completion) for n, one in enumerate(scored) if one.column},
         }
         columns = RecordedColumns(
             data={}, dtypes=dtypes | {WEIGHT: torch.float32}, constants={}, factor=1.0,
@@ -179,7 +181,7 @@ class Rollouts:
         return {REFERENCE: self._reference(trainer, model, given)} if self.refers else {}
 
     def _reference(self, trainer: Any, model: Any, given: Mapping[str, Tensor]) -> Tensor:
-        """By TRL's copy of the model, or by that without adapters."""
+        """Log-probabilities by TRL's copy of the model, or by that without adapters."""
         frozen: Any = nullcontext()
         if trainer.ref_model is None:
             frozen = import_module("trl.trainer.utils").use_adapter(
@@ -190,12 +192,14 @@ class Rollouts:
 
     @torch.no_grad()
     def computed(self, trainer: Any, model: Any, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What a step computes of a micro-batch before its loss; it also writes to the state of rollouts."""
+        """The columns that a step computes of a micro-batch before its loss. Writes to the state of rollouts."""
         found, example, penalty = self.referred(trainer, model, given), self.example.inputs[0], None
         if self.state is None:
             return found
-        if rewards.COUNT in example:
-            found[rewards.COUNT] = self.state.counted(given)
+        if rewards.COUNT in self.derived & example.keys():
+            found[rewards.COUNT] = given["completion_mask"].sum()
+        elif rewards.COUNT in example:  # judged with the rollouts
+            model.rollouts_sampled.copy_(torch.minimum(model.rollouts_sampled, self.state.counts(given).float()))
         if _OLD in example:  # of RLOO, whose rewards have the KL term
             said, mask = _log_probabilities(trainer, model, given), given["completion_mask"]
             found[_OLD] = (said * mask).sum(1)
@@ -239,19 +243,10 @@ class Rollouts:
 
 
 def _log_probabilities(trainer: Any, model: Any, given: Mapping[str, Tensor]) -> Tensor:
-    """Those of the tokens of completions, f32 (rows, tokens), as TRL computes them."""
+    """Log-probabilities of completions' tokens, f32 (rows, tokens), as TRL computes them."""
     ids, mask = (torch.cat([given[f"prompt_{n}"], given[f"completion_{n}"]], 1) for n in ("ids", "mask"))
     found: Tensor = trainer._get_per_token_logps_and_entropies(model, ids, mask, given["completion_ids"].shape[1])[0]
     return found
-
-
-def _prompts(
-    tokens: Mapping[str, list[int]], width: int, padding: int | None, rows: Sequence[Mapping[str, Any]]
-) -> Tensor:  # fmt: skip
-    own = [tokens[repr(row["prompt"])] for row in rows]
-    if padding is None:  # a mask
-        return rewards.filled([[1] * len(one) for one in own], width, left=True)
-    return rewards.filled(own, width, padding, left=True)
 
 
 def _read(reward: rewards.ComputedReward, width: int, rows: Sequence[Mapping[str, Any]]) -> Tensor:
@@ -261,7 +256,7 @@ def _read(reward: rewards.ComputedReward, width: int, rows: Sequence[Mapping[str
 def _in_order(
     trainer: Any, inputs: Sequence[Any], of_rows: Callable[[Any], Tensor], *, shuffled: bool
 ) -> Tensor:  # fmt: skip
-    """What each micro-batch reads of the rows for which the trainer samples together."""
+    """The part of each micro-batch in the rows for which the trainer samples together."""
     parts, found = trainer.args.steps_per_generation, list[Tensor]()
     every = parts * trainer.num_iterations
     for start in range(0, len(inputs), every):

@@ -294,6 +294,7 @@ class _Published:
             return {name: from_bytes(given[name], *kind) for name, kind in self._spec.items()}
 
         self._step, self._taken = step, dict[str, Tensor]()
+        self._tokens = trainer.model.config.get_text_config().vocab_size
 
     def _refuse(self, number: int, name: str, expected: object, got: object) -> NoReturn:
         where = f"step {number // self._a + 1}, {name} in micro-batch {number % self._a + 1}"
@@ -307,6 +308,10 @@ class _Published:
         """Puts the rollouts of these micro-batches, which were sampled at once, in the order of that."""
         used = [self._late(number) for number in numbers]
         rows = {n: torch.cat([one[n] for one in used]) for n in ("completion_ids", _OLD) if n in self._spec}
+        for number, one in zip(numbers, used, strict=True):  # a tokenizer may not bear others
+            least, most = (int(value) for value in one["completion_ids"].aminmax())
+            if least < 0 or most >= self._tokens:
+                self._refuse(number, "completion_ids", f"tokens from 0 to {self._tokens - 1}", f"{least} to {most}")
         order = shuffle({"order": torch.arange(len(rows["completion_ids"]))})["order"].argsort()
         self._taken = {name: tensor[order] for name, tensor in rows.items()}
 

@@ -82,7 +82,7 @@ def _section(source: FormatSource) -> str:
     what, does = ("scores", "scores") if metrics else ("weights", "trains")
     measured = "".join(f"| {name} | {value!r} |\n" for name, value in metrics.items() if re.fullmatch(WORDS, name))
     base = "" if adapter is None else f"\n| Base | `{adapter.root.hex()}` |"
-    late = re.sub(r"[^\w ,;:]", "?", signed.certificate.environment.get(LATE, ""))
+    late = re.sub(r"[^\w ,;:.()-]", "?", signed.certificate.environment.get(LATE, ""))
     base += f"\n| Late data | {late} |" if late else ""
     signers = "\n".join(f"| Signed by {signed.role(signer)} | `0x{signer.hex()}` |" for signer in signed.signers)
     return f"""{BEGIN}

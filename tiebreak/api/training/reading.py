@@ -1,7 +1,8 @@
 """The properties and the progress of a run in its folder, as JSON data. Nothing here needs torch."""
 
+import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,10 +25,12 @@ CHECKS: Final = {
 SAMPLED: Final = "model.rollouts_sampled"
 """The state entry that is 1 as long as all rollouts were the model's samples, and then 0."""
 _ONE: Final = identify(DType.F32, (), struct.pack("<f", 1.0))
-_CHECKED: Final = ("completion_ids", "completion_mask")
+_CHECKED: Final = ("completion_ids", "completion_mask", "num_items_in_batch")
 """The late data that a program with that entry checks."""
 _OF_ROLLOUTS: Final = {"prompts": ("prompt_ids", "data of the job"), "advantages": ("advantages", "by the program")}
 """What belongs to rollouts: the name of its late data, and where it comes from if there are none."""
+_REWARD: Final = re.compile(r"model\.rollouts\.mean_reward_[0-9]+_(.*)")
+"""The state entries of rewards that a program computes."""
 
 
 def open_directory(directory: Path) -> RunDirectory:
@@ -86,9 +89,16 @@ def late_words(program: Program, ids: Mapping[str, Digest] | None = None) -> dic
         result = "" if ids is None else ", all of them" if ids.get(SAMPLED) == _ONE else ", which found others"
         found["rollouts"] = f"sampled, checked by the program{result}" if is_checked else declared
         found |= {name: declared if own in late else words for name, (own, words) in _OF_ROLLOUTS.items()}
+        rewards = [one[1] for name in program.state_spec() if (one := _REWARD.fullmatch(name))]
+        found |= {"rewards": f"by the program: {_listed(rewards)}"} if rewards else {}
     if named := [name for name in late if not (is_checked and name in _CHECKED)]:
-        found[declared] = f"by the trainer: {', '.join(named)}"
+        found[declared] = f"by the trainer: {_listed(named)}"
     return found
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Names that a stranger gave, without what would make them look like other words of a report."""
+    return ", ".join(re.sub(r"[^\w.()-]", "?", name, flags=re.ASCII) for name in names)
 
 
 def check_of(run: RunDirectory) -> str:

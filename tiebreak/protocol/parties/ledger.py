@@ -232,9 +232,12 @@ class Ledger:
         job = found.job
         _require(job.is_logged, "NotLogged")
         _require(sender in (job.client, job.trainer), "NotAParty")
-        _require(found.head_count > 0, "NoHeadPosted")
+        if not found.head_count:
+            _require(sender != job.client and job.demands_finite_losses, "NoHeadPosted")
+            _require(now <= found.due, "WindowClosed")
         _require(found.lacks_receipts, "ReceiptsComplete")
-        self._require_over(found, found.parting if sender == job.client else found.window_end, now)
+        end = found.parting if sender == job.client else found.window_end
+        self._require_over(found, end if found.head_count else now - 1, now)
         paid = {job.trainer: found.earned + job.trainer_stake, job.client: job.reward - found.earned}
         return partial(self._end, found, JobStatus.PARTED, now, paid)
 

@@ -184,6 +184,9 @@ class TrainerParty(Player):
                 receipt = LogReceipt.decode(self.records["receipt", job.id, count])
                 self.want(("acknowledge", job.id, count), tx.Acknowledge(receipt=receipt))
             return
+        if not job.head_count and job.id in self._stopped and job.job.demands_finite_losses:
+            self.want(("part", job.id, 0), tx.Part(job_id=job.id), deadline=job.due)
+            return
         is_over = job.head_count > 0 and self.has_come(job.window_end + 1) and not self.board.open_games(job.id)
         if is_over and count < job.job.checkpoints:
             self.want(("part", job.id, job.head_count), tx.Part(job_id=job.id))

@@ -120,7 +120,7 @@ class Transaction(Record):
         return tuple(head for head in shown if isinstance(head, SignedHead))
 
 
-class CreateJob(Transaction, gas=276_315, words="puts the job on the board and pays the reward"):
+class CreateJob(Transaction, gas=276_457, words="puts the job on the board and pays the reward"):
     """Offer a job that its trainer has signed, and pay the reward."""
 
     job: AnyJob
@@ -143,7 +143,7 @@ class AcceptJob(Transaction, gas=66_935, words="accepts the job and pays its sta
     job_id: Root
 
 
-class PostHead(Transaction, gas=70_763, words="posts a head"):
+class PostHead(Transaction, gas=70_845, words="posts a head"):
     """Put a signed head, which commits to the steps so far, on the board."""
 
     head: AnyHead
