@@ -137,12 +137,10 @@ abstract contract JobBoard is IJobBoard {
         JobState storage state = _jobs[head.jobId];
         if (!_demandsFiniteLosses(state)) revert FiniteLossesNotDemanded(head.jobId);
         if (Float32.isFinite(lossBits)) revert FiniteLoss(lossBits);
-        if (position >= head.count) revert NoRecord(position, head.count);
-        (uint64 last,) = _checkHead(state, head, signature);
         uint64 step = Segments.lastStep(state.steps, state.checkpointInterval, position);
         bytes32 leaf = Commitments.record(step, stateRoot, lossBits, logRoot);
         // SAFETY: an honest trainer signs no such record, so the game need not tell whether the program led to it.
-        Trees.verify(head.runRoot, Trees.depthOf(last), position, leaf, siblings);
+        _checkRecord(state, head, signature, position, leaf, siblings);
         emit Nonfinite(head.jobId, step, lossBits);
         _slash(head.jobId, msg.sender);
     }
@@ -489,12 +487,23 @@ abstract contract JobBoard is IJobBoard {
         if (msg.value != expected) revert WrongPayment(expected, msg.value);
     }
 
-    /// @dev Position below the count, and the leaf under a head that the trainer signed.
     function _checkOpened(JobId jobId, uint64 position, OpenedHead calldata opened) private view {
-        JobState storage state = _jobs[jobId];
-        if (position >= opened.count) revert NoRecord(position, opened.count);
-        (uint64 last,) = _checkHead(state, Head(jobId, opened.count, opened.runRoot), opened.signature);
-        Trees.verify(opened.runRoot, Trees.depthOf(last), position, opened.leaf, opened.siblings);
+        Head memory head = Head(jobId, opened.count, opened.runRoot);
+        _checkRecord(_jobs[jobId], head, opened.signature, position, opened.leaf, opened.siblings);
+    }
+
+    /// @dev Position below the count, and the leaf under a head that the trainer signed.
+    function _checkRecord(
+        JobState storage state,
+        Head memory head,
+        bytes calldata signature,
+        uint64 position,
+        bytes32 leaf,
+        bytes32[] calldata siblings
+    ) private view {
+        if (position >= head.count) revert NoRecord(position, head.count);
+        (uint64 last,) = _checkHead(state, head, signature);
+        Trees.verify(head.runRoot, Trees.depthOf(last), position, leaf, siblings);
     }
 
     /// @dev The last instant at which a game may start.

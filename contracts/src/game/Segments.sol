@@ -21,9 +21,14 @@ library Segments {
         return segment * interval + 1;
     }
 
-    /// @return the number of the last step under checkpoint `segment` < checkpoints(job)
+    /// @return the number of the last step under checkpoint `segment`, or of the last step of all
     function lastStep(uint64 steps, uint64 interval, uint64 segment) internal pure returns (uint64) {
-        return segment * interval + length(steps, interval, segment);
+        unchecked {
+            uint256 next = (uint256(segment) + 1) * interval;
+            // Below 2^64.
+            // forge-lint: disable-next-line(unsafe-typecast)
+            return next < steps ? uint64(next) : steps;
+        }
     }
 
     /// @return the steps under checkpoint `segment`: k, or what remains

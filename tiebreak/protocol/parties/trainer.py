@@ -195,13 +195,10 @@ class TrainerParty(Player):
         """Ask for the next segment or head. Returns True if none is left."""
         for count in range(1, job.job.checkpoints + 1):
             if ("trained", job.id, count) not in self.records:
-                if (
-                    job.id in self._stopped
-                    or self.now > job.due
-                    or (job.job.is_logged and count > self.receipted(job) + self.ahead(job))
-                ):
+                if self.now > job.due or (job.job.is_logged and count > self.receipted(job) + self.ahead(job)):
                     return False
-                self.begin(e.Train(job_id=job.id, count=count))
+                if job.id not in self._stopped:
+                    self.begin(e.Train(job_id=job.id, count=count))
                 return False
             if not self._is_posted(job, count):
                 return False

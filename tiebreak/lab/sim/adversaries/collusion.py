@@ -308,7 +308,7 @@ def _bait(cast: Cast, rng: Random) -> None:
     read the terms is cheated. An honest auditor stays out (`tiebreak.protocol.parties.terms`), and then the client has
     paid its own trainer for its own false run.
     """
-    traps = (
+    traps: tuple[dict[str, Any], ...] = (
         {"clock": rng.randint(1, cast.block_seconds - 1), "replay_time": rng.choice((0, cast.terms.replay_time))},
         {"trainer_stake": rng.randint(0, 1)},
     )
