@@ -66,6 +66,7 @@ ERRORS = [
     (errors.ProgramError(3, "rule"), 2, "ProgramError: instruction 3: rule"),
     (errors.ProgramError(None, "rule"), 2, "ProgramError: program: rule"),
     (errors.ProofError("e"), 2, "ProofError: e"),
+    (errors.ForbiddenLoss("e"), 2, "ForbiddenLoss: e"),
     (errors.SignatureError("e"), 2, "SignatureError: e"),
     (errors.IllegalMove("e"), 2, "IllegalMove: e"),
     (errors.VerificationError("e"), 2, "VerificationError: e"),
