@@ -85,15 +85,15 @@ def test_a_trainer_declares_the_advantages_that_it_likes(workshop: Workshop) -> 
     assert workshop.audited(job, work).records == work.records
 
 
-@pytest.mark.parametrize(("step", "status"), [(1, "parted"), (5, "parted")])
-def test_a_trainer_parts_where_a_clients_program_diverges(step: int, status: str, workshop: Workshop) -> None:
+@pytest.mark.parametrize("step", [1, 5])
+def test_a_trainer_parts_where_a_clients_program_diverges(step: int, workshop: Workshop) -> None:
     """Else a client could draft a program for the stake of a trainer that may not go on."""
     rates = workshop.captured.data["learning_rate"].clone()
     rates[step - 1] = float("inf")
     diverging = Workshop("rollouts", replace(workshop.captured, data=workshop.captured.data | {"learning_rate": rates}))
     assert diverging.run.forbidden[0] == step + 1
     result = play(Cast(workshop=diverging, dishonest={"client": "a program that diverges"}), "-", Random(1))
-    assert (result.job_status, result.violations) == (status, ())
+    assert (result.job_status, result.violations) == ("parted", ())
     receipts = step // 3
     assert party(result, "trainer").wei == TERMS.reward * receipts // 4
 

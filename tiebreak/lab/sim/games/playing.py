@@ -153,7 +153,7 @@ class Gathering:
             if set(names) & set(self.names):
                 beside = {Catch.UNPAID, Catch.PARTED} if self.cast.workshop.is_logged else {Catch.UNPAID}
                 beside |= {BY_CHALLENGE[end] for end in ends & set(BY_CHALLENGE) if challenged}
-                if self.cast.workshop.samples and Catch.RECOMPUTED in ends:
+                if self.cast.workshop.samples and ends & {Catch.RECOMPUTED, Catch.CONCEDED}:
                     ends |= {Catch.NONFINITE}  # a false number may lead to a loss that is none
                 if self.cast.weather is not None:
                     beside |= FOILED.union(*(CATALOGUE[name].rough for name in self.names))
