@@ -50,7 +50,7 @@ PARTS: Final[dict[str, tuple[tuple[Any, str], ...]]] = {
 """The functions that compute each part of a step. What one of them takes within another is not the other's."""
 REST: Final = "everything else"
 COMMITTING: Final = "checkpoint, in the background"
-"""What other threads do: they hash and store the state of a checkpoint, while the next step is drafted."""
+"""The work of other threads: they hash and store the state of a checkpoint, while the next step is drafted."""
 
 
 class Clock(TrainerCallback):

@@ -322,7 +322,7 @@ class _Published:
         return torch.cat([input_ids, self._taken["completion_ids"].to(input_ids.device)], 1)
 
     def log_probabilities(self, trainer: Any) -> Callable[..., Any]:
-        """Those of the sampling model as they were declared; of the reference, what RLOO makes part of rewards."""
+        """A stand-in for TRL's function: gives the sampling model's as they were declared, and computes the reference's."""
         plain = trainer._get_per_token_logps_and_entropies
 
         def found(model: Any, ids: Tensor, mask: Tensor, count: int, *rest: Any, **more: Any) -> Any:

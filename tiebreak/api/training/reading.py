@@ -28,7 +28,7 @@ _ONE: Final = identify(DType.F32, (), struct.pack("<f", 1.0))
 _CHECKED: Final = ("completion_ids", "completion_mask", "num_items_in_batch")
 """The late data that a program with that entry checks."""
 _OF_ROLLOUTS: Final = {"prompts": ("prompt_ids", "data of the job"), "advantages": ("advantages", "by the program")}
-"""What belongs to rollouts: the name of its late data, and where it comes from if there are none."""
+"""A part of rollouts -> the name of its late data, and where it comes from if there are none."""
 _REWARD: Final = re.compile(r"model\.rollouts\.mean_reward_[0-9]+_(.*)")
 """The state entries of rewards that a program computes."""
 
@@ -79,7 +79,7 @@ def show(run: RunDirectory) -> dict[str, Any]:
 
 
 def late_words(program: Program, ids: Mapping[str, Digest] | None = None) -> dict[str, str]:
-    """Who answers for what the trainer gives with each step; empty for a program without late data.
+    """The part of rollouts, or other late data -> who answers for it; empty for a program without late data.
 
     ids: those of the tensors of the last state, if it was checked.
     """

@@ -80,7 +80,7 @@ class Recorder:
 
 
 def recorder(program: Program, step: int, arithmetic: Arithmetic, given: Mapping[str, Tensor]) -> Recorder:
-    """What records a step with these late data. Raises `ConfigurationError` as `as_late` does."""
+    """A recorder of a step with these late data. Raises `ConfigurationError` as `as_late` does."""
     late = as_late(program, step, given)
     tensors = late_tensors(program, StepLog(late=late), arithmetic)
     return Recorder(late, tensors, settles=arithmetic.options.logging is not None)

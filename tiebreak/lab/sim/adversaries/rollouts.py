@@ -201,7 +201,7 @@ def swapped_reference(workshop: Workshop, job: Job, rng: Random) -> Work:
 # ---------------------------------------------------------------- what nobody can read
 
 _FALSE: Final = forged(another_token, unmarked=True)
-"""A false run, of which a game would show where it is so, if its late data could be read."""
+"""A false run; a game would show where it is false, if its late data could be read."""
 
 
 def hidden(change: Callable[[dict[str, bytes]], dict[str, bytes]] | None) -> Deviation:

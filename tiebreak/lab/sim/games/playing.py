@@ -255,7 +255,7 @@ def facts(names: Iterable[str] = ADVERSARIES) -> dict[str, dict[str, Any]]:
 
 @cache
 def repertoire(places: tuple[str, ...] = CLASSIFIER) -> Repertoire:
-    """What can be played in these workshops, found by letting each adversary join a cast.
+    """The adversaries of these workshops, found by letting each one join a cast.
 
     An adversary that brings its own computation plays alone, because the others know only the workshops' computations.
     """
