@@ -94,6 +94,7 @@ def main(folder: Path, wanted: int) -> None:
             done = process(name, kills=(kind, drawn.randint(1, counts[kind])) if left else None)
             killed[kind] += not done
         equal.append(published(name) == whole)
+        print(dict(killed), equal[-1], flush=True)
     print(json.dumps({"killed": killed, "equal": equal}))
 
 
