@@ -89,7 +89,7 @@ BROKEN = [
     ("v1 seed=7 game=1 colour=red", "with a key of seed, game, with, workshop"),
     ("v1 seed=7 game=1 levels=4", "the one way to write this game, 'v1 seed=7 game=1'"),
     ("v1 seed=7 game=1 levels=6", "expected levels=1...5, got '6'"),
-    ("v1 seed=7 game=1 workshop=garage", "expected workshop=exact or logged, got 'garage'"),
+    ("v1 seed=7 game=1 workshop=garage", "expected workshop=exact or logged or rollouts, got 'garage'"),
     (
         "v1 seed=7 game=1 with=poisoned-labels",
         "got 'poisoned-labels' (did you mean poisoned-label?); there are: censor",
