@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-BUDGETS: Final = {"core": 46_882, "lab": 8_600, "benchmarks": 3_580, "tests": 56_350}
+BUDGETS: Final = {"core": 47_540, "lab": 8_980, "benchmarks": 3_745, "tests": 58_700}
 AREAS: Final = {"tiebreak/lab/": "lab", "tiebreak/": "core", "benchmarks/": "benchmarks", "tests/": "tests"}
 """Beginning of a path -> its area; the first that fits counts."""
 PLANNED: Final = {
-    "reinforcement learning": 968,
+    "reinforcement learning": 310,
     "verification in a browser": 100,
     "4-bit bases and several processes": 800,
 }

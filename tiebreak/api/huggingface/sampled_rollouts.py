@@ -322,7 +322,7 @@ class _Published:
         return torch.cat([input_ids, self._taken["completion_ids"].to(input_ids.device)], 1)
 
     def log_probabilities(self, trainer: Any) -> Callable[..., Any]:
-        """A stand-in for the function of TRL: what was declared for the sampling model, and computed for the reference."""
+        """A stand-in for that of TRL: declared ones of the sampling model, computed ones of the reference."""
         plain = trainer._get_per_token_logps_and_entropies
 
         def found(model: Any, ids: Tensor, mask: Tensor, count: int, *rest: Any, **more: Any) -> Any:
