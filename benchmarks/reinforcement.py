@@ -47,10 +47,10 @@ PARTS: Final[dict[str, tuple[tuple[Any, str], ...]]] = {
     "weights to and from the model": ((SampledRollouts, "_state"), (trainer_loop._Driven, "write")),
     "loss in PyTorch": ((GRPOTrainer, "compute_loss"),),
 }
-"""The functions that compute each part of a step. What one of them takes within another is not the other's."""
+"""The functions that compute each part of a step. The time of one within another is not the other's."""
 REST: Final = "everything else"
 COMMITTING: Final = "checkpoint, in the background"
-"""The work of other threads: they hash and store the state of a checkpoint, while the next step is drafted."""
+"""The work of other threads: they hash and store a checkpoint's state, while the next step is drafted."""
 
 
 class Clock(TrainerCallback):
