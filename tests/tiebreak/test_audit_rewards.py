@@ -39,7 +39,7 @@ def trainer(output_dir):
     return test_sampled_rollouts.trainer(Path(output_dir, "again"){more})
 """
 OF_TEXT: Final = ", reward=test_sampled_rollouts.of_text"
-DECLARED: Final = "by the trainer: advantages, num_items_in_batch"
+DECLARED: Final = "by the trainer: advantages"
 
 
 @pytest.fixture(scope="module")
