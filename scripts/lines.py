@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-BUDGETS: Final = {"core": 47_540, "lab": 8_980, "benchmarks": 3_745, "tests": 58_700}
+BUDGETS: Final = {"core": 47_550, "lab": 8_980, "benchmarks": 3_745, "tests": 58_700}
 AREAS: Final = {"tiebreak/lab/": "lab", "tiebreak/": "core", "benchmarks/": "benchmarks", "tests/": "tests"}
 """Beginning of a path -> its area; the first that fits counts."""
 PLANNED: Final = {
-    "reinforcement learning": 310,
+    "reinforcement learning": 300,
     "verification in a browser": 100,
     "4-bit bases and several processes": 800,
 }

@@ -4,12 +4,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER, program
 from tests.protocol.test_parties import board_with, calls, known, with_game
 from tests.protocol.town import (
     BLOCK,
     FALSE,
     JOB,
+    MORE,
     START,
     TRUTH,
     KnowingAuditor,
@@ -156,7 +159,27 @@ def test_a_challenge_is_sent_up_to_the_last_second_of_the_window() -> None:
         for attempt in range(2):
             work = e.Replay(job_id=JOB.id, head=head, attempt=attempt)
             actions = auditor.observe(e.Done(at=now, work=work, root=root(TRUTH, 2)))
-        assert calls(actions) == ([tx.Challenge(head=head, nonce=0)] if after <= 0 else [])
+        assert calls(actions) == ([tx.Challenge(head=head, nonce=0, more=MORE)] if after <= 0 else [])
+
+
+@pytest.mark.parametrize("limit", ["most_stake", "most_exposed", "balance"])
+@pytest.mark.parametrize("games", [0, 1, MORE, MORE + 1])
+def test_a_challenge_pays_for_games_in_front_of_it_as_far_as_the_account_allows(limit: str, games: int) -> None:
+    """A builder may hold it back to the last block, behind games that an accomplice of the trainer starts in that."""
+    wei = JOB.challenger_stake << games
+    board = board_with(heads=2)
+    for less in (0, 1):
+        most = wei - less
+        means = Means(balance=lambda most=most: most) if limit == "balance" else Means(**{limit: most})
+        auditor, head = KnowingAuditor(**known(board, CHALLENGER), means=means), FALSE.head(2)
+        auditor.observe(e.HeadShown(at=START, head=head))
+        for attempt in range(2):
+            work = e.Replay(job_id=JOB.id, head=head, attempt=attempt)
+            actions = auditor.observe(e.Done(at=START, work=work, root=root(TRUTH, 2)))
+        paid = min(games - less, MORE)
+        assert calls(actions) == ([tx.Challenge(head=head, nonce=0, more=paid)] if paid >= 0 else [])
+    burnt = [JOB.challenger_stake * (2**count - 1) // 2 for count in (MORE, MORE + 1)]
+    assert burnt[0] < JOB.reward + JOB.trainer_stake <= burnt[1]
 
 
 def test_watcher_keeps_at_most_two_heads_of_one_count() -> None:

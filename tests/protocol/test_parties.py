@@ -17,6 +17,7 @@ from tests.protocol.town import (
     JOB,
     KINDS,
     LIE,
+    MORE,
     PACE,
     START,
     TALKED_FALSE,
@@ -414,7 +415,7 @@ A, B, C = bytes(32), b"\x01" * 32, b"\x02" * 32
 )
 def test_only_two_equal_replays_count_against_a_head(roots: list[bytes], challenges: bool, errors: int) -> None:
     actions, told = looked_at(roots)
-    assert calls(actions) == ([tx.Challenge(head=TRUTH.head(1), nonce=0)] if challenges else [])
+    assert calls(actions) == ([tx.Challenge(head=TRUTH.head(1), nonce=0, more=MORE)] if challenges else [])
     assert sum(alarm.is_error for alarm in told) == errors
 
 
@@ -432,7 +433,7 @@ def test_challenge_waits_until_a_sealed_head_opens_its_window(seats: int) -> Non
     assert not calls(actions)
     assert [one.is_error for one in actions if isinstance(one, e.Alarm)] == [False, not seats]
     job.last_progress = now
-    assert calls(auditor.observe(e.BoardChanged(at=now, block=now))) == [tx.Challenge(head=head, nonce=0)]
+    assert calls(auditor.observe(e.BoardChanged(at=now, block=now))) == [tx.Challenge(head=head, nonce=0, more=MORE)]
 
 
 def test_a_replay_that_agrees_in_the_end_clears_the_head() -> None:
@@ -477,7 +478,7 @@ def test_auditor_reports_a_concession_instead_of_challenging() -> None:
         work = e.Replay(job_id=JOB.id, head=head, attempt=attempt)
         again.observe(e.HeadShown(at=START, head=head))
         actions = again.observe(e.Done(at=START, work=work, root=A))
-    assert calls(actions) == [tx.Challenge(head=head, nonce=0)], "one that is refused keeps nobody from a game"
+    assert calls(actions) == [tx.Challenge(head=head, nonce=0, more=MORE)], "a refused one keeps nobody from a game"
 
 
 def test_trainer_concedes_only_chosen_heads_and_repeats_it() -> None:

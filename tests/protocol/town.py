@@ -40,6 +40,8 @@ JOB = replace(make_job(), clock=600)
 LIE = (3, next(n for n, value in enumerate(program().body) if value.is_reduction and value.dtype is DType.I64))
 """Step and leaf of a sum."""
 TRUTH, FALSE = Run(JOB), Liar(JOB, *LIE)
+MORE = JOB.games_that_burn_its_worth - 1
+"""Games of others for which a challenge pays, too."""
 TALKED = replace(JOB, talk_time=900)
 TALKED_TRUTH, TALKED_FALSE = Run(TALKED), Liar(TALKED, *LIE)
 MOVES: dict[tuple[int, bytes, int, bytes], Move] = {}

@@ -134,6 +134,12 @@ class Job(Record):
             )
 
     @property
+    def games_that_burn_its_worth(self) -> int:
+        """The fewest games that, all of them lost by challengers, burn as much as a false run can win or keep."""
+        worth = self.reward + self.trainer_stake + self.seats * (self.seat_fee + self.seat_bond)
+        return (-(-2 * worth // self.challenger_stake)).bit_length()
+
+    @property
     def id(self) -> Digest:
         """EIP-712 `hashStruct(Job)`."""
         return hash_struct("Job", self.kinds(), self.values)

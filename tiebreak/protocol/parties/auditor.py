@@ -346,8 +346,12 @@ class AuditorParty(Player, Sitter, WatcherParty):
         if self.now > job.window_end:  # it opens again if the final head was sealed: it may be shown a block too soon
             self.alarm(f"{_name(head)} is false, but nobody can challenge it now", is_error=not job.is_sealed)
             return False
-        # Games that others start just before this one raise its price; each try pays for one more.
-        challenge = tx.Challenge(head=head, nonce=nonce, more=self.refusals(place))
+        # Games that others start just before this one raise its price, and a builder may leave no block for another
+        # try. So it pays for as many as burn what a false run can win, and gets the rest back; for one more each try.
+        least = self.refusals(place)
+        tries = range(job.job.games_that_burn_its_worth - 1, least, -1)
+        more = next((n for n in tries if self.could_pay(job.job, self.board.price(job, n))), least)
+        challenge = tx.Challenge(head=head, nonce=nonce, more=more)
         if not self.affords(place, job.job, self.board.stake_of(challenge)):
             return False
         self.want(place, challenge, deadline=job.window_end)

@@ -170,10 +170,7 @@ class PartyMachine:
         """
         if place in self._sending and self._sending[place].is_pending:
             return True
-        sent = [(other, sending.wei) for other, sending in self._sending.items() if sending.is_pending]
-        promised = wei + spare + sum(more for _, more in sent)
-        of_job = self.board.exposure(self.address, job.id) + sum(more for other, more in sent if job.id in other)
-        reason = self.means.objection(of_job=of_job + wei, in_all=self.board.exposure(self.address) + promised)
+        reason, promised = self._objection(job, wei, spare)
         if not reason and (reason := self.means.shortage(promised)):
             self._is_short = True
             if urgent:
@@ -183,6 +180,19 @@ class PartyMachine:
         if reason:
             self.alarm(f"job {job.id.hex()[:8]}: {place[0]!s}: {reason}", is_error=urgent)
         return not reason
+
+    def could_pay(self, job: Job, wei: int) -> bool:
+        """Whether the account has so much for a job, within its limits."""
+        reason, promised = self._objection(job, wei)
+        return not reason and not self.means.shortage(promised)
+
+    def _objection(self, job: Job, wei: int, spare: int = 0) -> tuple[str, int]:
+        """The reason of its limits not to put up `wei` for a job, if there is one; and the wei put up then in all."""
+        sent = [(other, sending.wei) for other, sending in self._sending.items() if sending.is_pending]
+        promised = wei + spare + sum(more for _, more in sent)
+        of_job = self.board.exposure(self.address, job.id) + sum(more for other, more in sent if job.id in other)
+        in_all = self.board.exposure(self.address) + promised
+        return self.means.objection(of_job=of_job + wei, in_all=in_all), promised
 
     # ------------------------------------------------------------------ a round
 
