@@ -26,6 +26,8 @@ from tiebreak.protocol.program.rounding import Policy, StepLog
 from tiebreak.protocol.tags import EMPTY, Digest
 from tiebreak.protocol.trees import Tree
 
+pytestmark = pytest.mark.slow
+
 DOCS = Path(__file__).resolve().parents[2] / "docs/gas.md"
 STEPS, INTERVAL, STEP = 1_000_000, 1000, 654_321
 BODY, COMMITS, WRITTEN, SHAPE = 5000, 444, 1707, (8, 1024)
@@ -91,7 +93,6 @@ class Large:
         return Tree([*body, *padding, *self.state], self.job.half_depth + 1)
 
 
-@pytest.mark.slow
 def test_a_dispute_down_to_a_late_value_costs_what_the_page_says() -> None:
     terms = Terms(audit_time=60, descent_levels=5, nonce=1)
     job = Job.over(

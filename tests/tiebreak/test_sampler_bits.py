@@ -25,6 +25,8 @@ from tiebreak.protocol.program.isa import MapFunction, Opcode
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import StepLog
 
+pytestmark = pytest.mark.slow
+
 PLAIN = sampled_rollouts.drafts
 STEPS = 20
 
@@ -47,7 +49,6 @@ def compared(program: Program) -> tuple[int, int]:
     raise AssertionError("expected a ratio")
 
 
-@pytest.mark.slow
 def test_sampler_and_trainer_see_the_same_log_probabilities_in_100_steps(tmp_path: Path, cases: CaseCounter) -> None:
     """Both are observed: the sampler's last pass over what it publishes, and the training step itself."""
     steps, plain, settled = 100, Interpreter.step, sampled_rollouts.settled
@@ -124,14 +125,12 @@ def published(run: tiebreak.Run) -> tuple[str, list[StepLog]]:
     return run.root, [logs.step_log(step) for step in range(1, run.steps + 1)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("drafts", [narrow, without_cache, one_by_one, nothing])
 def test_any_draft_leads_to_the_same_rollouts(honest: tiebreak.Run, tmp_path: Path, drafts: Any) -> None:
     with replaced(sampled_rollouts, drafts=drafts):
         assert published(trained(tmp_path / "run")) == published(honest)
 
 
-@pytest.mark.slow
 def test_thread_counts_and_orders_lead_to_the_same_rollouts(honest: tiebreak.Run, tmp_path: Path) -> None:
     """And another thread count audits them."""
     run = trained(tmp_path / "run", Machine(threads=3, permute=5))
@@ -139,7 +138,6 @@ def test_thread_counts_and_orders_lead_to_the_same_rollouts(honest: tiebreak.Run
     assert tiebreak.open_run(run.directory, machine=Machine(threads=2)).audit().agrees
 
 
-@pytest.mark.slow
 def test_drafts_that_are_interrupted_are_drawn_again(honest: tiebreak.Run, tmp_path: Path, cases: CaseCounter) -> None:
     """Ctrl-C in the middle of a row, several times in one run."""
     left = [0]

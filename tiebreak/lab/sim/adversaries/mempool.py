@@ -425,10 +425,10 @@ ADVERSARIES: Final = (
     # all delays of a game: what a side can bear
     builder("drops and takes up again", Dropper, "that somebody misses a deadline", _HARMLESS,
         longest=lambda cast, _: bearable(cast) // turns_of(cast)),
-    challenger("mirror", Mirror, "an honest challenger's reward, without a replay", {Catch.UNPAID},
-        before=with_a_false_run),
+    challenger("mirror", Mirror, "an honest challenger's reward, without a replay",
+        {Catch.UNPAID, Catch.HARMLESS}, before=with_a_false_run),
     challenger("mirror that seals late", Resealing, "an honest challenger's reward, without a replay",
-        {Catch.UNPAID, Catch.TIMEOUT}, before=with_a_false_run),
+        {Catch.UNPAID, Catch.TIMEOUT, Catch.HARMLESS}, before=with_a_false_run),
     builder("front-run challenge", Onlooker, "to be the first challenger, if that counted",
         {Catch.HARMLESS, Catch.TIMEOUT}),
     builder("front-run proof", Copier, "half of the trainer's stake, without a replay",
