@@ -182,7 +182,7 @@ class PartyMachine:
         return not reason
 
     def could_pay(self, job: Job, wei: int) -> bool:
-        """Whether the account has so much for a job, within its limits."""
+        """Whether the account could put up this many wei for a job, within its limits."""
         reason, promised = self._objection(job, wei)
         return not reason and not self.means.shortage(promised)
 
