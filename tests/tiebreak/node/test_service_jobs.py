@@ -207,7 +207,7 @@ def test_full_disk_pauses_the_job_which_can_be_resumed(service: Service, line: s
     with service.running(*stand_in(f"sys.exit('{line}' if number == 1 else 'Error: the second time')")):
         service.ends(job, "paused")
         assert "error" not in service.job(job)
-        assert "Nothing is lost" in service.of(job, "event")[-1]["message"]
+        until(lambda: "Nothing is lost" in service.of(job, "event")[-1]["message"], WAIT)
         service.store.change(job, {"paused"}, status="queued")
         assert service.ends(job, "failed")["error"]["message"] == "the second time"
 

@@ -120,6 +120,7 @@ class Worker:
                 is_checkpoint = step == job.last_step(checkpoint := job.checkpoint_of(step))
                 commits += [committer.wait()] if is_checkpoint else []
                 waiting = time.perf_counter() - started - seconds
+                run.add_metric(step, result.loss, seconds)  # first: after its checkpoint none computes it again
                 self._report(*commits)  # now: the next checkpoint drops the state of this one, if it is not kept
                 if is_checkpoint:
                     check_unchanged(data.values())
@@ -127,7 +128,6 @@ class Worker:
                     committer.submit(step, whole, result.loss_bits, log_root)
                     del whole
                 resolving = stats.seconds_resolving - resolving
-                run.add_metric(step, result.loss, seconds)
                 progress = Progress(
                     step=step, steps=job.steps, loss=result.loss, loss_bits=result.loss_bits, seconds=seconds,
                     resolving=resolving, waiting=waiting, entries=entries,
