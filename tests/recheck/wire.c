@@ -32,7 +32,7 @@ static const char *const POSTS[KINDS] = {NULL, "(J)", "(Jb)", "(H#d)", "(H)", "(
     "(udu)", "(T)", "(C)", "(+a)"};
 static const char *const TRANSACTIONS[] = {"(Ji)", "(d)", "(d)", "(H)", "(HH)", "(u(Hd*d)(Hd*d))", "(H)", "(d)", "(d)", "(d)",
     "(d)", "(du)", "(dud)", "(Ji)", "(dud)", "(Hi)", "(duadi)", "(d)", "(Huu)", "(duM)", "(duii)", "((duii)M*i)", "((dudsds))",
-    "(d)", "(d)", "(a)", "(C)"};
+    "(d)", "(d)", "(a)", "(C)", "(Hudud*d)"};
 
 static Packed unpack_one(Bytes *in, int depth) {
     static const struct {

@@ -318,9 +318,8 @@ def test_rewards_of_buffered_rollouts_are_computed_again(tmp_path: Path, case: s
 
 
 @pytest.mark.slow
-def test_declared_rewards_with_kl_of_the_weights_of_the_moment_are_refused(tmp_path: Path) -> None:
-    """Of RLOO with exact sampling, whose program computes these log-probabilities."""
+def test_declared_rewards_with_kl_of_the_weights_of_the_moment_are_computed_again(tmp_path: Path) -> None:
+    """Of RLOO with exact sampling: the log-probabilities of the sampling model are published beside advantages."""
     more = {"kind": RLOOTrainer, "beta": 0.1, "max_steps": 2}
     trained(tmp_path / "run", **more)
-    with pytest.raises(ConfigurationError, match=r"expected rewards without KL \(beta=0\), got some that only"):
-        tiebreak.hf.check_rewards(trainer(tmp_path / "run", **more))
+    assert tiebreak.hf.check_rewards(trainer(tmp_path / "run", **more)) == 2

@@ -22,7 +22,6 @@ from torch import Tensor
 from tiebreak.api.evaluation.generation import drafts, noise_of, sampled, settled
 from tiebreak.api.huggingface.recording import record
 from tiebreak.api.huggingface.refusals import samples
-from tiebreak.api.huggingface.rewards import ADVANTAGES
 from tiebreak.api.huggingface.rollouts import Rollouts, seeded, shuffling
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.interpreters import make_interpreter
@@ -281,9 +280,6 @@ class _Published:
             if example is None or example.shape != shape:
                 got = "none" if example is None else [*example.shape]
                 raise ConfigurationError(f"expected a trainer with {name} of {[*shape]}, got {got}")
-        has_kl = trainer.beta and _OLD in rollouts.example.inputs[0]
-        if has_kl and _OLD not in self._spec and ADVANTAGES in self._spec:
-            raise ConfigurationError("expected rewards without KL (beta=0), got some that only the program computes")
         for name in shapes:
             for number in range(len(own[name])):
                 place = shuffle(number, int(data["seed"]), 0, len(own[name]), 0)
