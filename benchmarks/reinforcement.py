@@ -98,7 +98,7 @@ class Clock(TrainerCallback):
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """A token for each byte."""
+    """A tokenizer of UTF-8 bytes, so that no file of a vocabulary is needed."""
     names = ["<pad>", "<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     made = Tokenizer(models.BPE({name: n for n, name in enumerate(names)}, []))
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()

@@ -28,7 +28,8 @@ from tiebreak.protocol.numbers.philox import shuffle
 
 REFERENCE: Final = "ref_per_token_logps"
 """The column that TRL computes with the reference model, and the program in its place."""
-_OLD: Final = "old_logps"
+OLD: Final = "old_logps"
+"""The column of RLOO with log-probabilities, by sequence, of the model that sampled."""
 _REWARD: Final = "reward_"
 """Prefix of the columns of the data that rewards read, before the number of each."""
 
@@ -161,7 +162,7 @@ class Rollouts:
         if self.state is None:
             return set()
         counted = {rewards.COUNT} if self.state.parts == 1 else set()
-        return counted | ({_OLD, rewards.ADVANTAGES} if self.reward_funcs else set())
+        return counted | ({OLD, rewards.ADVANTAGES} if self.reward_funcs else set())
 
     @contextmanager
     def attached(self, model: Any, device: torch.device) -> Iterator[None]:
@@ -200,9 +201,9 @@ class Rollouts:
             found[rewards.COUNT] = given["completion_mask"].sum()
         elif rewards.COUNT in example:  # judged with the rollouts
             model.rollouts_sampled.copy_(torch.minimum(model.rollouts_sampled, self.state.counts(given).float()))
-        if _OLD in self.derived & example.keys():  # of RLOO, whose rewards have the KL term
+        if OLD in self.derived & example.keys():  # of RLOO, whose rewards have the KL term
             said, mask = _log_probabilities(trainer, model, given), given["completion_mask"]
-            found[_OLD] = (said * mask).sum(1)
+            found[OLD] = (said * mask).sum(1)
             if trainer.beta:
                 penalty = trainer.beta * ((said - self._reference(trainer, model, given)) * mask).sum(1)
         if self.reward_funcs:

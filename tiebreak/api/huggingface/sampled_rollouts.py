@@ -22,7 +22,7 @@ from torch import Tensor
 from tiebreak.api.evaluation.generation import drafts, noise_of, sampled, settled
 from tiebreak.api.huggingface.recording import record
 from tiebreak.api.huggingface.refusals import samples
-from tiebreak.api.huggingface.rollouts import Rollouts, seeded, shuffling
+from tiebreak.api.huggingface.rollouts import OLD, Rollouts, seeded, shuffling
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.interpreters import make_interpreter
 from tiebreak.api.training import reading
@@ -46,8 +46,7 @@ SAMPLED: Final = reading.SAMPLED.removeprefix(MODEL)
 """The buffer with 1 or 0."""
 _PLAIN: Final = {"min_p": (None, 0.0), "repetition_penalty": (1.0, None)}
 """Settings of the sampler that have to be as they are by default."""
-_OLD: Final = "old_logps"
-_DECLARED: Final = ("old_per_token_logps", _OLD)
+_DECLARED: Final = ("old_per_token_logps", OLD)
 """Log-probabilities of the model that sampled; by sequence, of RLOO."""
 _CLOSE: Final = 1e-4
 
@@ -305,7 +304,7 @@ class _Published:
     def take(self, numbers: range, shuffle: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
         """Puts the rollouts of these micro-batches, which were sampled at once, in the order of that."""
         used = [self._late(number) for number in numbers]
-        rows = {n: torch.cat([one[n] for one in used]) for n in ("completion_ids", _OLD) if n in self._spec}
+        rows = {n: torch.cat([one[n] for one in used]) for n in ("completion_ids", OLD) if n in self._spec}
         for number, one in zip(numbers, used, strict=True):  # a tokenizer may not bear others
             least, most = (int(value) for value in one["completion_ids"].aminmax())
             if least < 0 or most >= self._tokens:
@@ -322,9 +321,9 @@ class _Published:
         plain = trainer._get_per_token_logps_and_entropies
 
         def found(model: Any, ids: Tensor, mask: Tensor, count: int, *rest: Any, **more: Any) -> Any:
-            if _OLD in self._spec and _OLD not in self._taken:
+            if OLD in self._spec and OLD not in self._taken:
                 return plain(model, ids, mask, count, *rest, **more)
-            sums = self._taken.pop(_OLD, torch.zeros(len(ids))).to(ids.device)
+            sums = self._taken.pop(OLD, torch.zeros(len(ids))).to(ids.device)
             return F.pad(sums[:, None], (0, count - 1)), None, None
 
         return found

@@ -198,7 +198,7 @@ class ReportLoss(Transaction, gas=135_000, words="reports a signed record with a
         )  # fmt: skip
 
     def record(self, job: Job) -> StepRecord:
-        """The record that it opens."""
+        """The opened record: that of the last step of segment `position`, from 0."""
         return StepRecord(
             step=job.last_step(self.position), state_root=self.state_root, loss_bits=self.loss_bits,
             log_root=self.log_root,

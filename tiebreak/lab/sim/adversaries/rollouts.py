@@ -42,7 +42,7 @@ class SampledStep:
     workshop: Workshop
     step: int
     state: State
-    """The state before it."""
+    """The model and optimizer before this step, from which its rollouts are sampled."""
     late: Mapping[str, Tensor]
 
     def changed(self, row: int, **changes: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
@@ -53,7 +53,7 @@ class SampledStep:
         return found
 
     def length(self, row: int) -> int:
-        """The tokens of an answer."""
+        """The number of tokens in an answer, the one that ends it included."""
         return int(self.late[MASK][row].sum())
 
 
