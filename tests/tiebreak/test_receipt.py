@@ -381,13 +381,17 @@ def test_a_service_that_is_away_or_knows_no_key_is_unchecked(
 
 
 def test_without_the_extra_the_rest_is_checked(customer: Customer, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
-        raise ModuleNotFoundError(name=name)
+    found = api.__getattr__
+
+    def without_peft(name: str) -> object:
+        if name == "ordered_jobs":
+            raise ModuleNotFoundError(name="peft")
+        return found(name)
 
     monkeypatch.delitem(api.__dict__, "ordered_jobs", raising=False)
-    monkeypatch.setattr(api, "__getattr__", lambda _: missing("peft"))
-    found = customer.check(customer.honest, code=3, full=True)
-    assert found["unchecked"] == ["peft is not installed: pip install 'tiebreak[finetune]'"]
+    monkeypatch.setattr(api, "__getattr__", without_peft)
+    report = customer.check(customer.honest, code=3, full=True)
+    assert report["unchecked"] == ["peft is not installed: pip install 'tiebreak[finetune]'"]
 
 
 def test_other_versions_of_libraries_convict_nobody(customer: Customer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,7 +135,9 @@ def test_report_to_runs_hold_certificates_and_audits(
         reported = mlflow.last_active_run().info.run_id
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path}/another")
         if "wandb" in kinds:
-            import_module("wandb").finish()
+            wandb = import_module("wandb")
+            folder = Path(wandb.run.settings.root_dir)  # that of the first test of this process which used W&B
+            wandb.finish()
         names = ("certificate.json", "README.md")
         command("certify", run, "--weights", weights, "--key", key, "-o", weights / names[0], "--for", "hub")
         command("audit", run, "-o", tmp_path / "replay")
@@ -143,7 +145,7 @@ def test_report_to_runs_hold_certificates_and_audits(
     assert read["certificate"] == {name: (weights / name).read_bytes() for name in names}
     assert read["source"] == {Path(__file__).name: Path(__file__).read_bytes()}
     assert verdicts(read) == ["agrees"]
-    assert "wandb" not in kinds or in_wandb(tmp_path) == read
+    assert "wandb" not in kinds or in_wandb(folder) == read
     for name in names:
         (weights / name).unlink()
     shutil.copytree(tmp_path / "read/certificate", weights, dirs_exist_ok=True)
