@@ -1,0 +1,50 @@
+/* Runs the code of the page that checks files (checker/*.js) on folders of this machine: a line of JSON for each that it gets. */
+import { closeSync, openSync, readFileSync, readSync, readdirSync, statSync } from "node:fs";
+import { createInterface } from "node:readline";
+import { Recheck, Refused } from "../../checker/module.js";
+import { Asked, Fraud, Run, auditSegments, checkRun, drawSegments, placeLines, sampleLines } from "../../checker/run.js";
+
+const module = readFileSync(process.argv[2]);
+
+/** The files of a folder by path, as a browser has those of a dropped one. */
+function filesOf(folder, inside = "", found = {}) {
+  for (const entry of readdirSync(`${folder}/${inside}`, { withFileTypes: true })) {
+    const path = `${inside}${entry.name}`;
+    if (entry.isDirectory()) filesOf(folder, `${path}/`, found);
+    else found[path] = { size: statSync(`${folder}/${path}`).size, slice: async (from, to) => bytesOf(`${folder}/${path}`, from, to) };
+  }
+  return found;
+}
+
+function bytesOf(path, from, to) {
+  const file = openSync(path), out = new Uint8Array(to - from), count = readSync(file, out, 0, to - from, from);
+  closeSync(file);
+  return out.subarray(0, count);
+}
+
+async function answer({ folder, segments, sample, seed, check, stop, budget }) {
+  const recheck = new Recheck(module, 1 << 28);
+  let told = 0;
+  const tell = async () => {
+    if (++told === stop) throw new Error("stopped");
+  };
+  try {
+    const run = await Run.open(recheck, folder, filesOf(folder));
+    if (check) return { lines: await checkRun(run, tell) };
+    const signed = await run.signed(), total = signed.records.length;
+    const wanted = segments ?? (sample ? drawSegments(recheck, total, sample, seed, signed.head.run_root) : signed.records.map((_, k) => k));
+    const done = await auditSegments(run, signed, wanted, tell, budget && BigInt(budget));
+    const { starts, refused, steps, entries, checked, lines } = done;
+    return { verdict: "agrees", wanted, checked, starts: starts.map(Number), refused: refused.map(Number), steps, entries, told,
+      lines: [...(sample ? sampleLines(total, sample, seed) : []), ...lines] };
+  } catch (error) {
+    if (!(error instanceof Refused)) return { verdict: error.message === "stopped" ? "stopped" : "crash", reason: error.stack, told };
+    const verdict = error instanceof Fraud ? "fraud" : error instanceof Asked ? "asked" : "could not check";
+    return { verdict, reason: error.message, details: error.details ?? [], place: placeLines(error.place), told };
+  }
+}
+
+for await (const line of createInterface({ input: process.stdin })) {
+  const began = performance.now(), found = await answer(JSON.parse(line));
+  console.log(JSON.stringify({ ...found, milliseconds: performance.now() - began }));
+}
