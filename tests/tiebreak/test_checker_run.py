@@ -11,18 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.conftest import CaseCounter
 from tests.engine import test_late_data as late_data
 from tests.engine.logged_cases import log_of, logged_job, new_run, train
 from tests.source_tree import ROOT
-from tests.tampered import one_element
-from tests.tiebreak.parties import Once, Parties, flip
+from tests.tampered import Tampered, one_element
+from tests.tiebreak.parties import TRAINER, Once, Parties, flip, tiny_run
+from tiebreak.api.machine import Machine
+from tiebreak.api.machine.interpreters import make_interpreter
 from tiebreak.cli.main import run as cli
 from tiebreak.cli.main import tiebreak
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.engine.run.segments import chances, draw_segments
-from tiebreak.protocol.program.isa import Opcode
+from tiebreak.engine.run.segments import draw_segments
+from tiebreak.engine.run.train import Worker
+from tiebreak.node.pages.walk import operation_of
+from tiebreak.node.pages.words import decimal
+from tiebreak.protocol.program.isa import DType, Opcode
 
 MODULE = ROOT / "recheck" / "build" / "recheck.wasm"
 NODE = shutil.which("node")
@@ -140,7 +146,9 @@ FAULTS: dict[str, Callable[[Path], object]] = {
     "the last state's length": lambda run: cut(last(run, "checkpoints"), -1),
     "the last state's names": lambda run: relabel(last(run, "checkpoints")),
     "the initial state": lambda run: flip(run / "checkpoints" / "000000000000.safetensors"),
-    "all states but the initial one": lambda run: [path.unlink() for path in sorted((run / "checkpoints").iterdir())[1:]],
+    "all states but the initial one": lambda run: [
+        path.unlink() for path in sorted((run / "checkpoints").iterdir())[1:]
+    ],
     "data": lambda run: flip(run / "data.safetensors"),
     "the data's header": lambda run: relabel(run / "data.safetensors"),
     "the length of data": lambda run: grow(run / "data.safetensors", b"0"),
@@ -179,13 +187,13 @@ OF_LOGS: dict[str, Callable[[Path], object]] = {
     "more logs": lambda run: grow(of_first_segment(run, "logs"), bytes(20)),
     "logs of another segment": lambda run: shutil.copy(last(run, "logs"), of_first_segment(run, "logs")),
 }
-OWN_WORDS = ("no secp256k1 key makes", "program.tbp: ", "got one by 0x")
-"""Where the module refuses in its own words, or the signer of other bytes is found."""
+OWN_WORDS = ("no secp256k1 key makes", "program.tbp: ", "Zstandard frame", "cannot be read")
+"""Where the module, a library or the system has its own words."""
 
 
 def same_reason(found: str, expected: str) -> bool:
-    """Whether two sentences are the same, but for the words of libraries and of the system."""
-    if any(words in expected for words in OWN_WORDS) or "cannot be read" in expected:
+    """Whether two sentences are the same, or one that has its own words begins in the same way."""
+    if any(words in expected for words in OWN_WORDS):
         return found.partition(": ")[0] == expected.partition(": ")[0]
     return found == expected
 
@@ -209,4 +217,124 @@ def test_false_files_get_the_verdicts_of_the_audit(
         else:
             assert same_reason(found["reason"], expected["reason"]), (fault, found["reason"], expected["reason"])
             assert "\n" not in found["reason"]
+        cases()
+
+
+def check_fraud(folder: Path, audit: Auditor, *options: object, **request: object) -> Answer:
+    """The answer on a false run, which must have the sentence and the lines of the audit."""
+    (found,) = ask({"folder": str(folder), **request})
+    expected = audit(folder, *options)
+    assert expected["error"] == "AuditFailure"
+    assert (
+        (found["verdict"], found["reason"]) == ("fraud", expected["reason"]) == (expected["verdict"], found["reason"])
+    )
+    assert [line.strip() for line in found["details"]] == [line.strip() for line in expected["details"]]
+    return found
+
+
+def test_a_false_step_is_fraud_in_the_words_of_the_audit(parties: Parties, audit: Auditor, tmp_path: Path) -> None:
+    folder = parties.cheating(tmp_path / "cheating", 5)
+    place = check_fraud(folder, audit)["place"]
+    assert place[0].startswith("step 6, state entry ")
+    assert check_fraud(folder, audit, "--segment", 1, segments=[1])["place"] == place
+    (true,) = ask({"folder": str(folder), "segments": [2]})
+    assert true["lines"][-1] == "agrees: steps 7 to 7"
+    RunDirectory.open(folder).drop_state(6)
+    assert check_fraud(folder, audit)["place"] == [
+        "the state after step 6 was not kept, so no number of it can be compared"
+    ]
+
+
+def test_a_false_step_with_logs_is_fraud(audit: Auditor, tmp_path: Path) -> None:
+    run = new_run(tmp_path / "run", logged_job())
+    leaf = next(n for n, i in enumerate(run.program.body) if i.opcode == Opcode.REDUCE)
+    train(run, tamper=one_element(7, leaf, 1, lambda value: value * 2))
+    found = check_fraud(run.path, audit)
+    assert "in checkpoint 2 of 6, steps 5 to 8, where the state differs" in found["reason"]
+
+
+def test_the_first_published_number_that_differs_is_named(audit: Auditor, tmp_path: Path) -> None:
+    """In a segment of one step the lie itself, if it is a number of the state."""
+    run = tiny_run(tmp_path / "run", 4, 1)
+    name, (commit, *_) = next((i.params.name, i.operands) for i in run.program.commits if i.numel > 4)  # type: ignore[union-attr]
+    made = run.program.body[commit.value]
+    lie = one_element(3, commit.value, 2, lambda value: value + 1)
+    Worker(run, Tampered(make_interpreter(run.program, Machine(threads=1)), lie), key=TRAINER).work()
+    place = check_fraud(run.path, audit, "--segment", 2, segments=[2])["place"]
+    assert place[0] == f"step 3, state entry {name}, element 2"
+    assert place[1].startswith(f"made by instruction {commit.value} of {len(run.program.body)}: {operation_of(made)}")
+    expected, got = (re.findall(r"(0x[0-9a-f]{8}) \((\S+)\)", line)[0] for line in place[-2:])
+    element = run.state(3)[name].flatten()[2]
+    assert int(got[0], 16) == element.view(torch.int32).item() % (1 << 32)
+    assert [one[1] for one in (expected, got)] == [decimal(DType.F32, int(one[0], 16)) for one in (expected, got)]
+    assert abs(float(got[1].replace("−", "-")) - float(expected[1].replace("−", "-")) - 1) < 1e-6
+
+
+def test_draws_are_those_of_the_audit(runs: dict[str, Path], audit: Auditor, cases: CaseCounter) -> None:
+    folder, samples = runs["logged"], [(sample, f"seed {sample} \u00fc") for sample in (1, 2, 5, 6)]
+    root = RunDirectory.open(folder).heads()[-1].head.run_root
+    for (sample, seed), found in zip(
+        samples,
+        ask(*({"folder": str(folder), "sample": sample, "seed": seed} for sample, seed in samples)),
+        strict=True,
+    ):
+        assert found["wanted"] == list(draw_segments(6, sample, seed.encode(), root))
+        assert found["lines"] == audit(folder, "--sample", sample, "--seed", seed)["lines"]
+        cases()
+    (found,) = ask({"folder": str(folder), "sample": 7, "seed": "x"})
+    assert (found["verdict"], found["reason"]) == ("asked", "expected a sample of 1 to 6 segments, got 7")
+
+
+def test_a_run_is_checked_without_a_replay(runs: dict[str, Path]) -> None:
+    flip(of_first_segment(runs["late"], "checkpoints"))
+    flip(runs["late"] / "data.safetensors")
+    true, false = ask(*({"folder": str(runs[name]), "check": True} for name in ("logged", "late")))
+    assert [(holds, line[:2]) for holds, line in true["lines"]] == [(True, f"{number}.") for number in range(1, 7)]
+    refused = [line for holds, line in false["lines"] if not holds]
+    assert [line[:2] for line in refused] == ["5.", "6."]
+    assert "state after step 3: expected root" in refused[1]
+
+
+def test_a_replay_stops_when_it_is_told_to(runs: dict[str, Path]) -> None:
+    found = ask(*({"folder": str(runs["exact"]), "budget": 100, "stop": stop} for stop in (1, 20, 60)))
+    assert [(one["verdict"], one["told"]) for one in found] == [("stopped", 1), ("stopped", 20), ("stopped", 60)]
+
+
+def mutated(draw: random.Random, content: bytes) -> bytes:
+    """A byte, a wide number, or a piece in another place; or an end cut off."""
+    found, kind = bytearray(content), draw.randrange(5)
+    at = draw.randrange(min(len(found), draw.choice((64, 512, 1 << 20))))
+    if kind == 4:
+        return bytes(found[:at])
+    number = draw.choice((0, 1, (1 << 64) - 1, 1 << 63, 1 << 40)).to_bytes(8, "big")
+    change_ = [bytes([draw.randrange(256)]), number, number[::-1], bytes(found[draw.randrange(len(found)) :][:16])][
+        kind
+    ]
+    change_ = change_[: len(found) - at]
+    found[at : at + len(change_)] = change_
+    return bytes(found)
+
+
+FILES = ("job.bin", "program.tbp", "data.safetensors", "records.bin", "heads", "logs", "checkpoints", "origins.json")
+
+
+@pytest.mark.parametrize("count", [25, pytest.param(400, marks=pytest.mark.slow)])
+def test_hostile_bytes_get_one_sentence(
+    count: int, runs: dict[str, Path], audit: Auditor, tmp_path: Path, cases: CaseCounter
+) -> None:
+    """Whatever bytes a file has: a verdict in one sentence, and that of the audit where it could not be checked."""
+    draw, made = random.Random(64), []
+    for number in range(count):
+        folder = shutil.copytree(runs[draw.choice(("logged", "late"))], tmp_path / "hostile" / str(number))
+        path = folder / FILES[number % len(FILES)]
+        path = draw.choice(sorted(path.iterdir())) if path.is_dir() else path
+        if path.exists():
+            path.write_bytes(mutated(draw, path.read_bytes()))
+            made.append(folder)
+    for folder, found in zip(made, ask(*({"folder": str(one)} for one in made)), strict=True):
+        assert found["verdict"] in ("agrees", "could not check", "fraud"), found
+        assert found["milliseconds"] < 20_000
+        assert "\n" not in found.get("reason", "")
+        if count < 100:
+            assert found["verdict"] == audit(folder)["verdict"], (folder, found)
         cases()
