@@ -1,8 +1,12 @@
 /* Runs the code of the page that checks files (checker/*.js) on folders of this machine: a line of JSON for each that it gets. */
 import { closeSync, openSync, readFileSync, readSync, readdirSync, statSync } from "node:fs";
 import { createInterface } from "node:readline";
+import { unpack } from "../../checker/msgpack.js";
 import { Recheck, Refused } from "../../checker/module.js";
+import { compute, namesOf, newKey, statementOf } from "../../checker/corpus.js";
 import { Asked, Fraud, Run, auditSegments, checkRun, drawSegments, placeLines, sampleLines } from "../../checker/run.js";
+import { decompressedXz } from "../../checker/xz.js";
+import { decompressedFrame } from "../../checker/zstandard.js";
 
 const module = readFileSync(process.argv[2]);
 
@@ -20,6 +24,18 @@ function bytesOf(path, from, to) {
   const file = openSync(path), out = new Uint8Array(to - from), count = readSync(file, out, 0, to - from, from);
   closeSync(file);
   return out.subarray(0, count);
+}
+
+/** Computes programs of a corpus, and states what came out. */
+async function computed({ corpus, programs, budget }) {
+  const recheck = new Recheck(module, 1 << 27), files = filesOf(corpus), names = namesOf(files), made = [];
+  try {
+    for (const name of programs ?? names.keys()) made.push(await compute(recheck, name, names.get(name), files, undefined, budget && BigInt(budget)));
+    const { address, text } = statementOf(recheck, made, { system: "node", cpu: "any" }, "a test", newKey());
+    return { runs: made.map(({ run }) => run), names: [...names.keys()], address, text };
+  } catch (error) {
+    return { verdict: error instanceof Refused ? "could not check" : "crash", reason: error instanceof Refused ? error.message : error.stack };
+  }
 }
 
 async function answer({ folder, segments, sample, seed, check, stop, budget }) {
@@ -44,7 +60,22 @@ async function answer({ folder, segments, sample, seed, check, stop, budget }) {
   }
 }
 
+const READERS = { frame: decompressedFrame, xz: decompressedXz, msgpack: unpack };
+
+/** What a reader says of bytes, each with a size or a limit. */
+function unpacked({ reader, items }) {
+  return items.map(([data, size]) => {
+    try {
+      const found = READERS[reader](new Uint8Array(Buffer.from(data, "base64")), size);
+      return reader === "msgpack" ? "taken" : Buffer.from(found).toString("base64");
+    } catch (error) {
+      return error.message.startsWith("expected") || error instanceof Refused ? error.message : error.stack;
+    }
+  });
+}
+
 for await (const line of createInterface({ input: process.stdin })) {
-  const began = performance.now(), found = await answer(JSON.parse(line));
+  const began = performance.now(), request = JSON.parse(line);
+  const found = request.reader ? { found: unpacked(request) } : await (request.corpus ? computed : answer)(request);
   console.log(JSON.stringify({ ...found, milliseconds: performance.now() - began }));
 }

@@ -1,17 +1,20 @@
 """The page that checks files, without its page: a run's folder under node, with the verdicts of `tiebreak audit`."""
 
 import json
+import lzma
 import os
 import random
 import re
 import shutil
 import subprocess
+from base64 import b64decode, b64encode
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import zstandard
 
 from tests.conftest import CaseCounter
 from tests.engine import test_late_data as late_data
@@ -19,15 +22,19 @@ from tests.engine.logged_cases import log_of, logged_job, new_run, train
 from tests.source_tree import ROOT
 from tests.tampered import Tampered, one_element
 from tests.tiebreak.parties import TRAINER, Once, Parties, flip, tiny_run
+from tiebreak.api.corpus import programs
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.interpreters import make_interpreter
 from tiebreak.cli.main import run as cli
 from tiebreak.cli.main import tiebreak
+from tiebreak.engine.logged.encoding import BLOCK
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.segments import draw_segments
 from tiebreak.engine.run.train import Worker
 from tiebreak.node.pages.walk import operation_of
 from tiebreak.node.pages.words import decimal
+from tiebreak.protocol import packing
+from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.program.isa import DType, Opcode
 
 MODULE = ROOT / "recheck" / "build" / "recheck.wasm"
@@ -43,7 +50,7 @@ def ask(*requests: Answer) -> list[Answer]:
     """The answers of the page's code, each of which must come within seconds."""
     lines = "".join(json.dumps(one) + "\n" for one in requests)
     command = [str(NODE), str(ROOT / "tests" / "tiebreak" / "checker.mjs"), str(MODULE)]
-    done = subprocess.run(command, input=lines, capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, check=True, timeout=600)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
@@ -338,3 +345,156 @@ def test_hostile_bytes_get_one_sentence(
         if count < 100:
             assert found["verdict"] == audit(folder)["verdict"], (folder, found)
         cases()
+
+
+# ------------------------------------------------------------------ packed bytes
+
+
+def read(reader: str, items: list[tuple[bytes, int]]) -> list[str]:
+    packed = [(b64encode(data).decode(), size) for data, size in items]
+    (answer,) = ask({"reader": reader, "items": packed})
+    return list(answer["found"])
+
+
+def texts(draw: random.Random) -> list[bytes]:
+    """Bytes that compress in different ways, of sizes at which formats change theirs."""
+    words, found = [draw.randbytes(draw.randrange(3, 20)) for _ in range(30)], list[bytes]()
+    for size in (1, 2, 100, 255, 256, 1000, 5000, 65535, 65536):
+        skewed = bytes(min(255, int(draw.expovariate(0.05))) for _ in range(size))
+        spoken = b"".join(draw.choice(words) + bytes([draw.randrange(20)]) for _ in range(size // 5 + 1))[:size]
+        found += [bytes(size), skewed, draw.randbytes(size), spoken]
+    return found
+
+
+def frame(plain: bytes, level: int) -> bytes:
+    settings = zstandard.ZstdCompressionParameters.from_level(
+        level, format=zstandard.FORMAT_ZSTD1_MAGICLESS, write_content_size=True
+    )
+    return zstandard.ZstdCompressor(compression_params=settings).compress(plain)
+
+
+def test_frames_are_those_of_zstandard(cases: CaseCounter) -> None:
+    draw = random.Random(8878)
+    made = [(frame(plain, level), plain) for plain in texts(draw) for level in (1, 19)]
+    for (_, plain), found in zip(made, read("frame", [(packed, len(plain)) for packed, plain in made]), strict=True):
+        assert b64decode(found) == plain
+        cases()
+    hostile = [(mutated(draw, packed), len(plain)) for packed, plain in made[:64] for _ in range(6)]
+    decompressor = zstandard.ZstdDecompressor(format=zstandard.FORMAT_ZSTD1_MAGICLESS, max_window_size=BLOCK)
+    refused = 0
+    for (packed, size), found in zip(hostile, read("frame", hostile), strict=True):
+        try:
+            stated = zstandard.get_frame_parameters(packed, format=zstandard.FORMAT_ZSTD1_MAGICLESS)
+            if stated.content_size != size or stated.window_size > BLOCK:
+                raise zstandard.ZstdError
+            plain = decompressor.decompress(packed, max_output_size=size, allow_extra_data=False)
+        except zstandard.ZstdError:
+            assert found.startswith("expected a ") or packed[0] & 4, "only a checksum is not looked at"
+            refused += 1
+        else:  # the library takes some streams of Huffman codes that do not end where they should
+            assert found == "expected a Zstandard frame" or b64decode(found) == plain
+        cases()
+    assert refused > 100
+
+
+def test_xz_files_are_those_of_lzma(cases: CaseCounter) -> None:
+    draw, limit = random.Random(2009), 1 << 20
+    shapes = [(3, 0, 2), (0, 0, 0), (1, 3, 4), (0, 4, 1)]
+    made = []
+    for number, plain in enumerate([*texts(draw), bytes(1 << 20), draw.randbytes(1 << 17) * 4]):
+        lc, lp, pb = shapes[number % 4]
+        filters = [{"id": lzma.FILTER_LZMA2, "preset": 6, "lc": lc, "lp": lp, "pb": pb}]
+        made.append((lzma.compress(plain, filters=filters), plain))
+    for (_, plain), found in zip(made, read("xz", [(packed, limit) for packed, _ in made]), strict=True):
+        assert b64decode(found) == plain
+        cases()
+    hostile = [(mutated(draw, packed), limit) for packed, _ in made[:36] for _ in range(6)]
+    for found in read("xz", hostile):
+        assert found.startswith("expected ") or b64encode(b64decode(found)).decode() == found, found
+        cases()
+    (bomb,) = read("xz", [(lzma.compress(bytes(1 << 22)), limit)])
+    assert bomb == f"expected one whole file of at most {limit} bytes, got more or less"
+
+
+def test_msgpack_is_read_as_python_reads_it(cases: CaseCounter) -> None:
+    draw, made = random.Random(9), list[bytes]()
+    numbers = (0, 1, 127, 128, 255, 256, 65535, 65536, (1 << 32) - 1, 1 << 32, (1 << 64) - 1)
+
+    def value(depth: int = 0) -> Any:
+        kind = draw.randrange(4)
+        if kind == 0 and depth < 4:
+            return [value(depth + 1) for _ in range(draw.choice((0, 1, 3, 15, 16, 17)))]
+        return draw.randbytes(draw.choice((0, 1, 20, 32, 255, 256, 300))) if kind == 1 else draw.choice(numbers)
+
+    for _ in range(1500):
+        packed = packing.pack(value())
+        made += [packed, mutated(draw, packed) or packed]
+    deep = b"\x91" * 12
+    made += [deep + b"\0", b"\xff", b"\xc0", b"\xc3", b"\xa1a", b"\xa1\xff", b"\x80", b"\xca1234", b"\xd0\x80"]
+    for packed, found in zip(made, read("msgpack", [(packed, 2048) for packed in made]), strict=True):
+        try:
+            packing.unpack(packed, 2048)
+            expected = "taken"
+        except EncodingError as error:
+            expected = str(error)
+        assert found == expected, packed.hex()
+        cases()
+
+
+# ------------------------------------------------------------------ the corpus
+
+
+def corpus_answer(*names: str, folder: Path = programs.CORPUS) -> Answer:
+    (answer,) = ask({"corpus": str(folder), **({"programs": list(names)} if names else {})})
+    return answer
+
+
+def check_statement(answer: Answer, tmp_path: Path, folder: Path = programs.CORPUS) -> programs.CorpusStatement:
+    """The statement as `tiebreak corpus check` reads it."""
+    file = tmp_path / "statement.json"
+    file.write_text(answer["text"])
+    statement, signers = programs.check(file, folder)
+    assert [signer.hex() for signer in signers] == [answer["address"]]
+    assert dict(statement.environment) == {"system": "node", "cpu": "any"}
+    return statement
+
+
+def test_programs_of_the_corpus_reach_their_roots_and_are_stated(tmp_path: Path) -> None:
+    answer = corpus_answer("mlp", "every", "late")
+    assert answer["names"] == list(programs.names())
+    statement = check_statement(answer, tmp_path)
+    assert sorted(statement.programs) == ["every", "late", "mlp"]
+    assert not statement.differing
+
+
+def test_a_program_that_differs_is_stated(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus"
+    for name in ("mlp", "every", "narrow"):
+        shutil.copytree(programs.CORPUS / name, corpus / name)
+    flip(corpus / "mlp" / programs.STATE)
+    expected = corpus / "every" / programs.EXPECTED
+    expected.write_text(re.sub(r'("run_root": ")[^"]*', lambda found: found[1] + "00" * 32, expected.read_text()))
+    differing = {run.program: run for run in check_statement(corpus_answer(folder=corpus), tmp_path, corpus).differing}
+    assert list(differing) == ["every", "mlp"]
+    assert differing["mlp"].root is None
+    assert differing["mlp"].problem.startswith("VerificationError: mlp: state.safetensors: expected root ")
+    assert differing["every"].root is not None
+
+
+@pytest.mark.parametrize("file", [programs.PROGRAM, programs.STATE, programs.EXPECTED, programs.LOGS])
+def test_hostile_files_of_a_corpus_get_one_sentence(file: str, tmp_path: Path, cases: CaseCounter) -> None:
+    draw, asked = random.Random(file), list[Answer]()
+    for number in range(12):
+        folder = shutil.copytree(programs.CORPUS / "late", tmp_path / str(number) / "late")
+        (folder / file).write_bytes(mutated(draw, (folder / file).read_bytes()))
+        asked.append({"corpus": str(folder.parent)})
+    for found in ask(*asked):
+        assert found.get("verdict") == "could not check" or len(found["runs"]) == 1, found
+        assert "\n" not in found.get("reason", "")
+        cases()
+
+
+@pytest.mark.slow
+def test_the_whole_corpus_reaches_its_roots(tmp_path: Path) -> None:
+    statement = check_statement(corpus_answer(), tmp_path)
+    assert (len(statement.computed), statement.differing) == (len(programs.names()), [])
