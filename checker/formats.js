@@ -98,7 +98,11 @@ class Parser {
     if (word) return word in WORDS ? WORDS[word] : CONSTANTS[word];
     const found = this.match(NUMBER) ?? this.fail("Expecting value");
     if (found[2] || found[3]) return Number(found[0]);
-    if (found[0].length > MAX_DIGITS) refuse(`Exceeds the limit (${MAX_DIGITS} digits) for integer string conversion`);
+    const digits = found[0].replace("-", "").length;
+    if (digits > MAX_DIGITS) {
+      refuse(`Exceeds the limit (${MAX_DIGITS} digits) for integer string conversion: value has ${digits} digits; use `
+        + "sys.set_int_max_str_digits() to increase the limit");
+    }
     return BigInt(found[0]);
   }
 

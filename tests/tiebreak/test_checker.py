@@ -286,9 +286,9 @@ def test_page_and_command_compare_tensors_alike(desk: Desk, both: Both, tmp_path
     right, path = load_file(desk.weights), tmp_path / "other.safetensors"
     bias = right["head.bias"]
     for changed in (
-        {"head.bias": torch.nextafter(bias, bias + 9)}, {"head.bias": bias.view(torch.int32)}, {"more": bias}, {"é": bias},
+        {"head.bias": torch.nextafter(bias, bias + 9)}, {"head.bias": bias.view(torch.int32)}, {"more": bias + 1}, {"é": bias + 1},
         {"head.bias": bias.bfloat16()}, {"head.bias": bias.half()}, {"head.bias": bias.long()}, {"head.bias": bias > 0},
-        {"head.bias": bias.reshape(1, 3)}, {"x" * 300: bias},
+        {"head.bias": bias.reshape(1, 3)}, {"x" * 300: bias + 1},
     ):  # fmt: skip
         save_file(right | changed, path)
         assert both(path, desk.certificate, resaved=True)
@@ -326,15 +326,16 @@ FILES: list[tuple[str, str | None]] = [
     ("config.json", '{"x": NaN, "auto_map": 1}'), ("config.json", '{"auto_map": 1, "auto_map": null}'), ("config.json", "\ufeff{\"auto_map\": 1}"),
     ("config.json", "[" * 50_000 + "]" * 50_000), ("config.json", '{"auto_map"'), ("vocab.json", '{"auto_map": 1}'),
     ("modules.json", "[]"), ("model.pt", ""), ("a/b/c/d/e/f/g/h/i/j/k.txt", ""), ("<img src=x>'\".json", '{"auto_map": 1}'),
-    ("\u202ename\n.bin", ""), ("training_args.bin", ""), ("tiebreak.slsa.json", "{}"), (".gitignore", ""), ("x.", ""),
+    ("\u202ename\n.bin", ""), ("training_args.bin", ""), (".gitignore", ""), ("x.", ""),
     ("model.safetensors.index.json", "{}"), ("model.safetensors.index.json", '{"weight_map": {}}'), ("second.safetensors", "x"),
 ]  # fmt: skip
 
 
 def test_page_and_command_name_the_same_doubtful_files(desk: Desk, both: Both, tmp_path: Path, cases: CaseCounter) -> None:
-    for number, (name, content) in enumerate(FILES):
-        folder = tmp_path / str(number) / "pretrained"
-        folder.mkdir(parents=True)
+    folder = tmp_path / "pretrained"
+    for name, content in FILES:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
         shutil.copy(desk.weights, folder / "model.safetensors")
         for harmless in ("config.json", "tokenizer.json", "README.md", "LICENSE"):
             (folder / harmless).write_text("[" if harmless == "config.json" else "{}")
@@ -342,9 +343,18 @@ def test_page_and_command_name_the_same_doubtful_files(desk: Desk, both: Both, t
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir() if content is None else path.write_text(content)
         both(folder, desk.certificate)
-        if name != "tiebreak.slsa.json":  # which the command reads, and the page does not
-            both(folder, desk.certificate, others=True)
+        both(folder, desk.certificate, others=True)
         cases()
+
+
+def test_page_says_that_it_does_not_read_other_formats(desk: Desk, page: Page, tmp_path: Path) -> None:
+    (tmp_path / "pretrained").mkdir()
+    shutil.copy(desk.weights, tmp_path / "pretrained" / "model.safetensors")
+    (tmp_path / "pretrained" / "tiebreak.slsa.json").write_text("{}")
+    given = entries(tmp_path / "pretrained", desk.certificate)
+    found = page.check(given, [], {"require": [], "resaved": False, "others": False})
+    assert found["holds"]
+    assert any("nothing here reads: 'tiebreak.slsa.json'." in line for line in found["open"])
 
 
 def test_page_and_command_name_the_same_files_changed_after_signing(
@@ -385,7 +395,7 @@ def test_page_and_command_say_the_same_of_an_adapter_and_its_base(
     assert both(adapted.adapter, adapted.certificate, [adapted.base]) == ""
     assert "it is given twice" in both(adapted.adapter, adapted.certificate, [adapted.base, adapted.base])
     assert "got others" in both(adapted.adapter, adapted.certificate, [adapted.adapter])
-    assert "got a model" in both(adapted.weights, adapted.certificate)
+    assert "got a model" in both(Path(shutil.copy(adapted.weights, both.folder)), adapted.certificate)
     adapted.change(lambda tensors: tensors["0.weight"].neg_(), adapted.base / "model.safetensors")
     assert "base: expected tensors" in both(adapted.adapter, adapted.certificate, [adapted.base])
     (adapted.adapter / "adapter_model.bin").touch()
