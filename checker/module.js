@@ -13,7 +13,9 @@ export const hexOf = (bytes) => Array.from(bytes, (byte) => byte.toString(16).pa
 /** @param {string} text @returns {Uint8Array} */
 export const utf8 = (text) => new TextEncoder().encode(text);
 
-export const STATE = 2, DATA = 3;
+/** Kinds of entries. */
+export const STATE = 2;
+export const DATA = 3;
 
 export class Recheck {
   /** @param {BufferSource} bytes of the module @param {number} limit the most memory that it may take, in bytes */
