@@ -2,6 +2,9 @@
 import { refuse } from "./module.js";
 
 const NOT_PRINTABLE = /[\p{C}\p{Z}]/u;
+/** A sentence that may quote strangers, without what a screen would not show as it is. */
+export const printable = (text) => Array.from(text, (c) => (c !== " " && c !== "\n" && NOT_PRINTABLE.test(c) ? "?" : c)).join("");
+
 const SHORT = { "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t" };
 
 /** A text in quotes, with escapes for what cannot be shown. @param {boolean} [asciiOnly] @returns {string} */

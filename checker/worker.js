@@ -1,5 +1,6 @@
 /** All work of the page, in a worker: it gets the module and files, and says how far it has come and what it found. */
 import { Recheck, Refused, refuse } from "./module.js";
+import { printable, quoted } from "./formats.js";
 import { arrange, verify } from "./weights.js";
 
 /** @type {Recheck | null} */
@@ -19,6 +20,10 @@ const sourceOf = (path, file) => file && {
 };
 const sources = (entries) => entries.map(([path, file]) => [path, sourceOf(path, file)]);
 
+/** @param {string} text an address, with or without 0x */
+const addressOf = (text) => (/^(?:0x)?[0-9a-fA-F]{40}$/.test(text) ? text.slice(-40).toLowerCase()
+  : refuse(`--require: expected an address of 40 hex digits, got ${quoted(text)}`));
+
 /** The numbered checks in the order in which they are made, without those that nobody asks for. */
 const asked = ({ require, resaved, others }, { model, bases }) => [1, require.length && 2, model && 3, model && 5, model && !resaved && 4,
   model?.files && !others && 6, bases.length && 7].filter(Boolean);
@@ -35,6 +40,7 @@ export async function check(recheck, { main, bases, options }, say) {
   const pass = (n) => { passed.push(n); say({ passed }); };
   const advance = async (bytes) => { done += bytes; say({ done, total }); await going; };
   try {
+    options.require = options.require.map(addressOf);
     const given = { ...await arrange(sources(main)), bases: await Promise.all(bases.map((one) => arrange(sources(one)))) };
     if (!given.certificate) refuse("expected a certificate (certificate.json) with the weights, got none");
     if (given.bases.some(({ model }) => !model)) refuse("expected the weights that these come from, got none");
@@ -44,7 +50,7 @@ export async function check(recheck, { main, bases, options }, say) {
   } catch (error) {
     if (!(error instanceof Refused || error instanceof RangeError)) throw error;
     const failed = order.find((n) => !passed.includes(n)) ?? 0, title = failed ? "It does not hold" : "This cannot be checked";
-    return { holds: false, passed, asked: order, failed, title, said: error.message };
+    return { holds: false, passed, asked: order, failed, title, said: printable(error.message) };
   }
 }
 

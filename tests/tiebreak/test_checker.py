@@ -90,7 +90,7 @@ class Both:
         code = run(tiebreak, ["verify", *given])
         out, err = self.capsys.readouterr()
         dropped = entries(model) if certificate.is_relative_to(model) else entries(model, certificate)
-        options = {"require": [one[2:] for one in require or []], "resaved": resaved, "others": others}
+        options = {"require": require or [], "resaved": resaved, "others": others}
         found = self.page.check(dropped, [entries(base) for base in bases or []], options)
         assert found["holds"] == (code == 0), (out, err, found)
         if not found["holds"]:
@@ -128,6 +128,9 @@ def test_page_and_command_say_the_same_of_a_true_certificate(desk: Desk, both: B
     sharded(desk, folder)
     assert "--resaved" in both(folder, desk.certificate)
     assert both(folder, desk.certificate, resaved=True) == ""
+    options: dict[str, Any] = {"require": ["0x12"], "resaved": False, "others": False}
+    said = both.page.check(entries(desk.weights, desk.certificate), [], options)["said"]
+    assert said == "--require: expected an address of 40 hex digits, got '0x12'"
     alone = both.page.check(entries(desk.certificate), [], {"require": [], "resaved": False, "others": False})
     assert (alone["holds"], alone["passed"], len(alone["proves"])) == (True, [1], 3)
 
