@@ -24,7 +24,7 @@ EXPORT: Final = re.compile(r"^export (?=(?:async function|function|class|const|l
 
 
 def bundle(name: str, done: dict[str, str]) -> str:
-    """A module with all that it imports, each in a function of its own, as one script. done: those so far, which grow."""
+    """A module with all that it imports, each in its own function, as one script. done: those so far, which grow."""
     text = (SOURCES / name).read_text("utf-8")
     for names, needed in IMPORT.findall(text):
         if needed not in done:

@@ -1,4 +1,4 @@
-"""The page that checks certificates in a browser says what `tiebreak verify` says: its code under Node, file by file."""
+"""The page that checks certificates in a browser says what `tiebreak verify` says; its code runs under Node."""
 
 import json
 import os
@@ -81,7 +81,7 @@ class Both:
         self, model: Path, certificate: Path, bases: list[Path] | None = None, *, require: list[str] | None = None,
         resaved: bool = False, others: bool = False,
     ) -> str:  # fmt: skip
-        """The sentence of the refusal; empty if both say that it holds, and the same of what that proves and what not."""
+        """The sentence of the refusal; empty if both say that it holds, what that proves, and what it does not."""
         given = [str(path.relative_to(self.folder)) for path in (model, certificate)]
         given += [word for base in bases or [] for word in ("--base", str(base.relative_to(self.folder)))]
         given += [word for one in require or [] for word in ("--require", one)]
@@ -176,7 +176,9 @@ STATEMENTS: dict[str, Callable[[dict[str, Any]], object]] = {
     "prefix": lambda s: s["predicate"]["weights"].update(prefix="\x1b"),
     "suffixes": lambda s: s["predicate"]["weights"].update(suffixes={".a": ".b"}),
     "markup": lambda s: s["predicate"]["environment"].update({"<img src=x onerror=alert(1)>": "é"}),
-    "settled without a chain": lambda s: s["predicate"].update(settlement={"block": 1, "transaction": "0x" + "00" * 32}),
+    "settled without a chain": lambda s: s["predicate"].update(
+        settlement={"block": 1, "transaction": "0x" + "00" * 32}
+    ),
     "seats": lambda s: s["predicate"].update(audits=[]),
     "sizes": lambda s: s["predicate"]["sizes"].update(operations=-1),
     "shapes": lambda s: s["predicate"]["sizes"].update(data={"x": [1] * 9}),
@@ -192,7 +194,10 @@ STATEMENTS: dict[str, Callable[[dict[str, Any]], object]] = {
         f"byte {at} of the {which}": lambda s, which=which, at=at: s["predicate"][which].update(  # type: ignore[misc]
             signed=other_byte(s["predicate"][which]["signed"], at)
         )
-        for which, places in {"job": (0, 1, 2, 60, 70, 100, -3, -70, -150, -172), "head": (0, 1, 5, 40, 50, -1, -40, -67)}.items()
+        for which, places in {
+            "job": (0, 1, 2, 60, 70, 100, -3, -70, -150, -172),
+            "head": (0, 1, 5, 40, 50, -1, -40, -67),
+        }.items()
         for at in places
     },
 }
@@ -217,14 +222,18 @@ def test_page_and_command_refuse_a_false_envelope_alike(desk: Desk, both: Both, 
 
     flipped = [signatures[0] | {"sig": other_byte(signatures[0]["sig"], at)} for at in (0, 31, 40, 63, 64)]
     for text in (
-        "", "[]", "{", '{"payload"', '{"payload": 1,}', '{"a": 1, "a": 1}', '{"a": NaN}', '{"a": "\\x"}', '{"a": "\\u12"}', "{} x",
-        "nul", '{"payloadType": "x", "payload": "", "signatures": []}', "[" * 50, right + " " * MAX_ENVELOPE_BYTES,
+        "", "[]", "{", '{"payload"', '{"payload": 1,}', '{"a": 1, "a": 1}', '{"a": NaN}', '{"a": "\\x"}',
+        '{"a": "\\u12"}', "{} x", "nul", '{"payloadType": "x", "payload": "", "signatures": []}', "[" * 50,
+        right + " " * MAX_ENVELOPE_BYTES,
         json.dumps(document | {"more": 1}), json.dumps(document | {"payload": document["payload"] + "="}),
         json.dumps(document | {"payloadType": "text/plain"}), json.dumps(document | {"payloadType": "é"}),
-        signed(*map(signed, [])), signed(*signatures, signatures[0]), signed(*signatures[1:]), signed(*signatures * 20),
-        *(signed(one, *signatures[1:]) for one in flipped), signed(signatures[0] | {"sig": ""}), signed(signatures[0] | {"keyid": "0x"}),
-        signed({"keyid": "x" * 129, "sig": ""}), signed({"keyid": "x", "sig": base64(bytes(513))}), signed(1), signed({"sig": ""}),
-        '{"a": ' + "9" * 5000 + "}", '{"\\u0000": "\\ud800"', "\ufeff{}", '{"a": 1e999, "b": [1, 2.50, true, null, {"x": "\'"}]}',
+        signed(), signed(*signatures, signatures[0]), signed(*signatures[1:]), signed(*signatures * 20),
+        *(signed(one, *signatures[1:]) for one in flipped), signed(signatures[0] | {"sig": ""}),
+        signed(signatures[0] | {"keyid": "0x"}),
+        signed({"keyid": "x" * 129, "sig": ""}), signed({"keyid": "x", "sig": base64(bytes(513))}), signed(1),
+        signed({"sig": ""}),
+        '{"a": ' + "9" * 5000 + "}", '{"\\u0000": "\\ud800"', "\ufeff{}",
+        '{"a": 1e999, "b": [1, 2.50, true, null, {"x": "\'"}]}',
         json.dumps({"payloadType": [True, None, {"a'": 'b"\n'}, 5]}),
     ):  # fmt: skip
         desk.certificate.write_text(text, "utf-8")
@@ -261,12 +270,14 @@ HEADERS: dict[str, tuple[Header, int]] = {
 }
 
 
-def test_page_and_command_refuse_malformed_weights_alike(desk: Desk, both: Both, tmp_path: Path, cases: CaseCounter) -> None:
+def test_page_and_command_refuse_malformed_weights_alike(
+    desk: Desk, both: Both, tmp_path: Path, cases: CaseCounter
+) -> None:
     path = tmp_path / "false.safetensors"
     for name, (header, size) in HEADERS.items():
         text = header if isinstance(header, bytes) else json.dumps(header).encode()
         length = 99 if "beyond the end" in name else len(text)
-        path.write_bytes(struct.pack("<Q", length) + text[:-9 if length == 99 else None] + b"\7" * size)
+        path.write_bytes(struct.pack("<Q", length) + text[: -9 if length == 99 else None] + b"\7" * size)
         assert both(path, desk.certificate).startswith("false.safetensors"), name
         cases()
     path.write_bytes(b"abc")
@@ -289,7 +300,8 @@ def test_page_and_command_compare_tensors_alike(desk: Desk, both: Both, tmp_path
     right, path = load_file(desk.weights), tmp_path / "other.safetensors"
     bias = right["head.bias"]
     for changed in (
-        {"head.bias": torch.nextafter(bias, bias + 9)}, {"head.bias": bias.view(torch.int32)}, {"more": bias + 1}, {"é": bias + 1},
+        {"head.bias": torch.nextafter(bias, bias + 9)}, {"head.bias": bias.view(torch.int32)}, {"more": bias + 1},
+        {"é": bias + 1},
         {"head.bias": bias.bfloat16()}, {"head.bias": bias.half()}, {"head.bias": bias.long()}, {"head.bias": bias > 0},
         {"head.bias": bias.reshape(1, 3)}, {"x" * 300: bias + 1},
     ):  # fmt: skip
@@ -319,22 +331,29 @@ def test_every_pattern_of_narrow_floats_is_widened_as_the_command_does(
 FILES: list[tuple[str, str | None]] = [
     ("pytorch_model.bin", ""), ("modeling.py", ""), ("adapter_config.json", "{}"), ("checkpoint-1", None),
     ("pytorch_model.bin.index.json", "{}"), ("config.json", '{"transformers_weights": "x"}'),
-    ("tokenizer_config.json", '{"auto_m\\u0061p": {}}'), ("processor.json", '{"a": [{"b": {"auto_map": {"A": "x--y.Z"}}}]}'),
+    ("tokenizer_config.json", '{"auto_m\\u0061p": {}}'),
+    ("processor.json", '{"a": [{"b": {"auto_map": {"A": "x--y.Z"}}}]}'),
     ("config.json", '{"text_config": {"attn_implementation": "org/kernel"}}'),
     ("config.json", '{"_attn_implementation_internal": {"t": "paged|org/kernel@1:f"}}'),
     ("config.json", '{"vision_config": {"quantization_config": {}}}'), ("config.json", '{"torch_dtype": "bfloat16"}'),
-    ("config.json", '{"dtype": {"text_config": "float16"}}'), ("config.json", '{"dtype": 3}'), ("config.json", '{"dtype": null}'),
+    ("config.json", '{"dtype": {"text_config": "float16"}}'), ("config.json", '{"dtype": 3}'),
+    ("config.json", '{"dtype": null}'),
     ("config.json", '{"tie_word_embeddings": false, "architectures": ["LlamaForCausalLM"]}'),
     ("config.json", '{"tie_word_embeddings": true}'), ("config.json", '{"use_kernels": false, "trust_remote_code": 0}'),
-    ("config.json", '{"x": NaN, "auto_map": 1}'), ("config.json", '{"auto_map": 1, "auto_map": null}'), ("config.json", "\ufeff{\"auto_map\": 1}"),
+    ("config.json", '{"x": NaN, "auto_map": 1}'), ("config.json", '{"auto_map": 1, "auto_map": null}'),
+    ("config.json", '\ufeff{"auto_map": 1}'),
     ("config.json", "[" * 50_000 + "]" * 50_000), ("config.json", '{"auto_map"'), ("vocab.json", '{"auto_map": 1}'),
-    ("modules.json", "[]"), ("model.pt", ""), ("a/b/c/d/e/f/g/h/i/j/k.txt", ""), ("<img src=x>'\".json", '{"auto_map": 1}'),
+    ("modules.json", "[]"), ("model.pt", ""), ("a/b/c/d/e/f/g/h/i/j/k.txt", ""),
+    ("<img src=x>'\".json", '{"auto_map": 1}'),
     ("\u202ename\n.bin", ""), ("training_args.bin", ""), (".gitignore", ""), ("x.", ""),
-    ("model.safetensors.index.json", "{}"), ("model.safetensors.index.json", '{"weight_map": {}}'), ("second.safetensors", "x"),
+    ("model.safetensors.index.json", "{}"), ("model.safetensors.index.json", '{"weight_map": {}}'),
+    ("second.safetensors", "x"),
 ]  # fmt: skip
 
 
-def test_page_and_command_name_the_same_doubtful_files(desk: Desk, both: Both, tmp_path: Path, cases: CaseCounter) -> None:
+def test_page_and_command_name_the_same_doubtful_files(
+    desk: Desk, both: Both, tmp_path: Path, cases: CaseCounter
+) -> None:
     folder = tmp_path / "pretrained"
     for name, content in FILES:
         shutil.rmtree(folder, ignore_errors=True)
@@ -373,7 +392,8 @@ def test_page_and_command_name_the_same_files_changed_after_signing(
     desk.certify("trainer")
     assert both(folder, desk.certificate) == ""
     for name, content in (
-        ("README.md", "other"), ("config.json", "{}"), ("1_Pooling/config.json", "{ }"), ("generation_config.json", "{}"),
+        ("README.md", "other"), ("config.json", "{}"), ("1_Pooling/config.json", "{ }"),
+        ("generation_config.json", "{}"),
         ("vocab.txt", ""), ("1_Pooling/more.json", "{}"), ("2_More/config.json", "{}"),
     ):  # fmt: skip
         (folder / name).parent.mkdir(exist_ok=True)
@@ -389,9 +409,7 @@ def adapted(once: Once, tmp_path: Path) -> Adapted:
     return Adapted(shutil.copytree(made, tmp_path / "adapted"))
 
 
-def test_page_and_command_say_the_same_of_an_adapter_and_its_base(
-    adapted: Adapted, both: Both, tmp_path: Path
-) -> None:
+def test_page_and_command_say_the_same_of_an_adapter_and_its_base(adapted: Adapted, both: Both, tmp_path: Path) -> None:
     both.folder = tmp_path / "adapted"
     os.chdir(both.folder)
     assert both(adapted.adapter, adapted.certificate) == ""
