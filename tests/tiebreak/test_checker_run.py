@@ -49,7 +49,7 @@ Answer = dict[str, Any]
 def ask(*requests: Answer) -> list[Answer]:
     """The answers of the page's code, each of which must come within seconds."""
     lines = "".join(json.dumps(one) + "\n" for one in requests)
-    command = [str(NODE), str(ROOT / "tests" / "tiebreak" / "checker.mjs"), str(MODULE)]
+    command = [str(NODE), str(ROOT / "tests" / "tiebreak" / "checker_run.mjs"), str(MODULE)]
     done = subprocess.run(command, input=lines, capture_output=True, text=True, check=True, timeout=600)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
