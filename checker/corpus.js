@@ -26,13 +26,13 @@ function readExpected(name, bytes) {
 
 /** The names of the programs in a dropped folder, whose files are `NAME/expected.json` and so on, and where they are. */
 export function namesOf(files) {
-  const found = Object.keys(files).filter((path) => path.endsWith("/expected.json")).map((path) => path.split("/").slice(0, -1));
+  const found = [...files.keys()].filter((path) => path.endsWith("/expected.json")).map((path) => path.split("/").slice(0, -1));
   return new Map(found.filter((path) => NAME.test(path.at(-1))).map((path) => [path.at(-1), path.join("/")]).sort());
 }
 
 /** Computes a program; its run as the statement has it. A file that is none of the corpus is refused. */
 export async function compute(recheck, name, folder, files, tell = async () => {}, budget = undefined) {
-  const whole = (file) => readWhole(files[`${folder}/${file}`] ?? refuse(`${folder}/${file}: cannot be read: there is no such file`), `${folder}/${file}`, MAX_FILE);
+  const whole = (file) => readWhole(files.get(`${folder}/${file}`) ?? refuse(`${folder}/${file}: cannot be read: there is no such file`), `${folder}/${file}`, MAX_FILE);
   const unpacked = async (file) => {
     const raw = await whole(file);
     try {
@@ -46,7 +46,7 @@ export async function compute(recheck, name, folder, files, tell = async () => {
   try {
     const program = new Program(recheck, await unpacked("program.xz"));
     if (program.root !== expected.program_root) refuse(`${folder}: expected program ${expected.program_root}, got ${program.root}`);
-    const tensors = (file, slots) => tensorsOf(files[`${folder}/${file}`] ?? refuse(`${folder}/${file}: cannot be read: there is no such file`), `${folder}/${file}`, slots);
+    const tensors = (file, slots) => tensorsOf(files.get(`${folder}/${file}`) ?? refuse(`${folder}/${file}: cannot be read: there is no such file`), `${folder}/${file}`, slots);
     const state = await tensors("state.safetensors", program.state), data = await tensors("data.safetensors", program.data);
     const logs = expected.tolerances ? logsOf(`${folder}/logs.xz`, await unpacked("logs.xz"), expected.steps) : [];
     const began = performance.now();

@@ -1,5 +1,5 @@
 /* A run's folder (tiebreak/engine/run/directory.py): what its job, its heads and its records say, and replays of its segments
-   as `tiebreak audit` makes them (tiebreak/engine/run/audit.py). Files are objects by path: {size, slice(from, to)}. */
+   as `tiebreak audit` makes them (tiebreak/engine/run/audit.py). */
 import { Refused, refuse, bytesOf, hexOf, utf8, STATE, DATA } from "./module.js";
 import { parseJson, quoted } from "./formats.js";
 import { unpack, versioned, itemsOf, requireBytes, uint, wide } from "./msgpack.js";
@@ -94,11 +94,12 @@ export class Run {
   /**
    * Opens a run, perhaps a stranger's: its job, signed by both, and its program, which must be the job's.
    * @param {import("./module.js").Recheck} recheck @param {string} name of the folder, for messages
+   * @param {Map<string, {size: number, slice: (from: number, to: number) => Promise<Uint8Array>}>} files by path
    */
   static async open(recheck, name, files) {
     const run = new Run();
     Object.assign(run, { recheck, name, files });
-    if (!files["job.bin"]) throw new Asked(`expected the folder of a run, got ${name}, which has no job.bin; see \`tiebreak agree\``);
+    if (!files.get("job.bin")) throw new Asked(`expected the folder of a run, got ${name}, which has no job.bin; see \`tiebreak agree\``);
     const raw = await run.whole("job.bin", MAX_FILE);
     named(`${name}/job.bin`, () => run.readJob(raw));
     const program = await run.whole("program.tbp", MAX_PROGRAM);
@@ -112,7 +113,7 @@ export class Run {
   }
 
   /** A file of the folder, which must be there. */
-  file(path) { return this.files[path] ?? refuse(`${this.name}/${path}: cannot be read: there is no such file`); }
+  file(path) { return this.files.get(path) ?? refuse(`${this.name}/${path}: cannot be read: there is no such file`); }
   whole(path, limit) { return readWhole(this.file(path), `${this.name}/${path}`, limit); }
 
   readJob(raw) {
@@ -143,7 +144,7 @@ export class Run {
   checkpointOf(step) { return Number((step - 1n) / this.job.checkpoint_interval); }
 
   /** The names of head files, ascending. */
-  get headNames() { return Object.keys(this.files).filter((path) => /^heads\/[^/]*\.bin$/.test(path)).sort(); }
+  get headNames() { return [...this.files.keys()].filter((path) => /^heads\/[^/]*\.bin$/.test(path)).sort(); }
 
   /** A signed head, checked. */
   async head(path) {
@@ -197,7 +198,7 @@ export class Run {
   kept(records) {
     const last = records.length ? this.lastStep(records.length - 1) : 0n;
     const isKept = (step) => step <= last && step === this.lastStep(this.checkpointOf(step));
-    return Object.keys(this.files).filter((path) => STATE_NAME.test(path)).map((path) => [path, BigInt(STATE_NAME.exec(path)[1])])
+    return [...this.files.keys()].filter((path) => STATE_NAME.test(path)).map((path) => [path, BigInt(STATE_NAME.exec(path)[1])])
       .filter(([path, step]) => path === statePath(step) && (!step || isKept(step))).map(([, step]) => step).sort((a, b) => Number(a - b));
   }
 
@@ -229,7 +230,7 @@ export class Run {
 
   /** The origins of instructions in the client's model, for readers: nobody signs them. */
   async origins() {
-    if (!this.files["origins.json"]) return [];
+    if (!this.files.get("origins.json")) return [];
     try {
       const found = parseJson(await this.whole("origins.json", 1 << 24), 2);
       return Array.isArray(found) ? found : [];
@@ -237,6 +238,14 @@ export class Run {
       return [];
     }
   }
+}
+
+/** The run in what was dropped, or null: the files of the topmost folder that has a job, and its name. */
+export function runIn(files) {
+  const job = [...files.keys()].filter((path) => /(?:^|\/)job\.bin$/.test(path)).sort((a, b) => a.split("/").length - b.split("/").length)[0];
+  if (job === undefined) return null;
+  const folder = job.slice(0, -"job.bin".length), inside = [...files].filter(([path]) => path.startsWith(folder));
+  return { name: folder.slice(0, -1) || "run", files: new Map(inside.map(([path, file]) => [path.slice(folder.length), file])) };
 }
 
 const statePath = (step) => `checkpoints/${String(step).padStart(12, "0")}.safetensors`;

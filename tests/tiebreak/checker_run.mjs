@@ -4,18 +4,18 @@ import { createInterface } from "node:readline";
 import { unpack } from "../../checker/msgpack.js";
 import { Recheck, Refused } from "../../checker/module.js";
 import { compute, namesOf, newKey, statementOf } from "../../checker/corpus.js";
-import { Asked, Fraud, Run, auditSegments, checkRun, drawSegments, placeLines, sampleLines } from "../../checker/run.js";
+import { Asked, Fraud, Run, auditSegments, checkRun, drawSegments, placeLines, runIn, sampleLines } from "../../checker/run.js";
 import { decompressedXz } from "../../checker/xz.js";
 import { decompressedFrame } from "../../checker/zstandard.js";
 
 const module = readFileSync(process.argv[2]);
 
 /** The files of a folder by path, as a browser has those of a dropped one. */
-function filesOf(folder, inside = "", found = {}) {
+function filesOf(folder, inside = "", found = new Map()) {
   for (const entry of readdirSync(`${folder}/${inside}`, { withFileTypes: true })) {
     const path = `${inside}${entry.name}`;
     if (entry.isDirectory()) filesOf(folder, `${path}/`, found);
-    else found[path] = { size: statSync(`${folder}/${path}`).size, slice: async (from, to) => bytesOf(`${folder}/${path}`, from, to) };
+    else found.set(path, { size: statSync(`${folder}/${path}`).size, slice: async (from, to) => bytesOf(`${folder}/${path}`, from, to) });
   }
   return found;
 }
@@ -45,7 +45,8 @@ async function answer({ folder, segments, sample, seed, check, stop, budget }) {
     if (++told === stop) throw new Error("stopped");
   };
   try {
-    const run = await Run.open(recheck, folder, filesOf(folder));
+    const { files } = runIn(filesOf(folder)) ?? { files: new Map() };
+    const run = await Run.open(recheck, folder, files);
     if (check) return { lines: await checkRun(run, tell) };
     const signed = await run.signed(), total = signed.records.length;
     const wanted = segments ?? (sample ? drawSegments(recheck, total, sample, seed, signed.head.run_root) : signed.records.map((_, k) => k));

@@ -210,9 +210,7 @@ def test_false_files_get_the_verdicts_of_the_audit(
 ) -> None:
     false = dict[str, Path]()
     for name, folder in runs.items():
-        for fault, change_ in (FAULTS | (OF_LOGS if name != "exact" else {})).items():
-            if name == "late" and fault in FAULTS and not fault.startswith(("a state", "data", "the last state")):
-                continue  # as for the others
+        for fault, change_ in (FAULTS if name == "exact" else OF_LOGS).items():
             changed = false[f"{name}: {fault}"] = shutil.copytree(folder, tmp_path / "false" / name / fault)
             change_(changed)
     answers = ask(*({"folder": str(folder)} for folder in false.values()))
@@ -325,7 +323,7 @@ def mutated(draw: random.Random, content: bytes) -> bytes:
 FILES = ("job.bin", "program.tbp", "data.safetensors", "records.bin", "heads", "logs", "checkpoints", "origins.json")
 
 
-@pytest.mark.parametrize("count", [25, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [16, pytest.param(400, marks=pytest.mark.slow)])
 def test_hostile_bytes_get_one_sentence(
     count: int, runs: dict[str, Path], audit: Auditor, tmp_path: Path, cases: CaseCounter
 ) -> None:
@@ -401,7 +399,7 @@ def test_xz_files_are_those_of_lzma(cases: CaseCounter) -> None:
     draw, limit = random.Random(2009), 1 << 20
     shapes = [(3, 0, 2), (0, 0, 0), (1, 3, 4), (0, 4, 1)]
     made = []
-    for number, plain in enumerate([*texts(draw), bytes(1 << 20), draw.randbytes(1 << 17) * 4]):
+    for number, plain in enumerate([*texts(draw), bytes(1 << 19), draw.randbytes(1 << 15) * 4]):
         lc, lp, pb = shapes[number % 4]
         filters = [{"id": lzma.FILTER_LZMA2, "preset": 6, "lc": lc, "lp": lp, "pb": pb}]
         made.append((lzma.compress(plain, filters=filters), plain))
