@@ -78,6 +78,7 @@ export function putLog(program, bytes, step) {
   source.expect("format", 1, 1);
   source.expect("step", step, 8);
   const count = source.number(8);
+  if (total > Number.MAX_SAFE_INTEGER) source.fail("expected less than 2^53 elements that may be logged, got more");
   if (count > total) source.fail(`expected at most ${total} entries, got ${count}`);
   if (count >= 2 ** 32) source.fail(`expected less than 2^32 entries, got ${count}`);
   const size = 4 + ENTRY * count + late.reduce((all, one) => all + one, 0);

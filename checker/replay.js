@@ -14,6 +14,7 @@ export class Program {
   constructor(recheck, bytes) {
     this.recheck = recheck;
     this.exports = recheck.exports;
+    this.size = bytes.length;
     this.at = this.exports.program(recheck.put(bytes), bytes.length);
     this.root = recheck.digest("program_root", this.at);
     this.body = this.exports.count(this.at, 0);
@@ -37,6 +38,12 @@ export class Program {
     const dims = Array.from({ length: rank }, (_, k) => Number(view.getBigUint64(64 + 8 * k, true)));
     const elements = Number(view.getBigUint64(48, true)), name = new TextDecoder().decode(this.recheck.get(at, length));
     return { number, opcode, function: kind, dtype, dims, operand, name, elements, bytes: elements * SIZES[dtype] };
+  }
+
+  /** About how many bytes a replay takes: the program, state, data, and all values of a step. Said before it begins. */
+  get memory() {
+    const values = Array.from({ length: this.body }, (_, k) => this.describe(k)).filter(({ opcode, function: kind }) => opcode !== SOURCE || kind < STATE);
+    return [this.state, this.state, this.data, this.late, values].flat().reduce((all, { bytes }) => all + bytes + 64, this.size + (1 << 23));
   }
 
   /** The sums that a log may decide, in order: their instructions and elements. */

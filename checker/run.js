@@ -31,7 +31,7 @@ const JOB = Object.entries({
   seat_bond: WEI, descent_levels: ["uint8", 1n, 5n], nonce: ["uint256"],
 });
 const HEAD = Object.entries({ job_id: ["bytes32"], count: STEPS, run_root: ["bytes32"] });
-const MAX_FILE = 1 << 16, MAX_MESSAGE = 2048, MAX_RECORDS = 1 << 30, MAX_PROGRAM = 1 << 30, RECORD = 76, SIGNATURE = 65;
+const MAX_FILE = 1 << 16, MAX_MESSAGE = 2048, MAX_RECORDS = 1 << 26, MAX_PROGRAM = 1 << 30, RECORD = 76, SIGNATURE = 65;
 const WORDS = { address: 20, bytes32: 32 };
 const STATE_NAME = /^checkpoints\/([0-9]{12,20})\.safetensors$/;
 
@@ -435,25 +435,47 @@ export async function auditSegments(run, { head, records }, wanted, tell = async
   try {
     await audit.open();
     for (const checkpoint of wanted) await audit.segment(checkpoint);
-    const { checked, starts, refused, steps, entries, loggedSteps } = audit, last = run.lastStep(Number(head.count) - 1);
-    if (checked.at(-1) === records.length - 1 && run.kept(records).includes(last)) await checkLastState(run, records, last);
-    return { checked, starts, refused, steps, entries, seconds: (performance.now() - began) / 1000, lines: linesOf(run, audit, loggedSteps, records.length) };
+    const { checked, starts, refused, steps, entries } = audit, last = run.lastStep(Number(head.count) - 1);
+    const reached = checked.at(-1) === records.length - 1 && run.kept(records).includes(last);
+    const sampled = reached ? await sampledIn(run, records, last) : null;
+    return { checked, starts, refused, steps, entries, seconds: (performance.now() - began) / 1000, lines: linesOf(run, audit, records.length, sampled) };
   } finally {
     run.recheck.exports.release(mark);
   }
 }
 
-async function checkLastState(run, records, last) {
+/** Checks the last state, which becomes the weights; whether all rollouts were the model's samples, if it says so. */
+async function sampledIn(run, records, last) {
   try {
-    await run.identified(last, run.rootAfter(last, records));
+    const { ids } = await run.identified(last, run.rootAfter(last, records)), slot = run.program.state.findIndex(({ name }) => name === SAMPLED);
+    return slot < 0 ? null : ids[slot] === await tensorId(run.recheck, { dtype: 0, dims: [] }, [Uint8Array.of(0, 0, 128, 63)]);
   } catch (error) {
     if (!(error instanceof Refused)) throw error;
     throw new CannotCheck(`expected the state after step ${last} that the trainer committed to, which is right, got another file; fetch it again or take the replay's: ${error.message}`);
   }
 }
 
+const SAMPLED = "model.rollouts_sampled", OF_SAMPLES = ["completion_ids", "completion_mask", "num_items_in_batch"];
+const listed = (names) => names.map((name) => name.replace(/[^A-Za-z0-9_.()-]/gu, "?")).join(", ");
+
+/** Who answers for each part of late data. sampled: whether the last state says that rollouts were samples; null: unknown. */
+export function lateWords({ late, state }, sampled) {
+  const names = late.map(({ name }) => name), entries = state.map(({ name }) => name), isChecked = entries.includes(SAMPLED), found = {};
+  if (names.includes(OF_SAMPLES[0])) {
+    const result = sampled === null ? "" : sampled ? ", all of them" : ", which found others";
+    found.rollouts = isChecked ? `sampled, checked by the program${result}` : "declared";
+    found.prompts = names.includes("prompt_ids") ? "declared" : "data of the job";
+    found.advantages = names.includes("advantages") ? "declared" : "by the program";
+    const rewards = entries.map((name) => /^model\.rollouts\.mean_reward_[0-9]+_(.*)$/.exec(name)?.[1]).filter((name) => name !== undefined);
+    if (rewards.length) found.rewards = `by the program: ${listed(rewards)}`;
+  }
+  const named = names.filter((name) => !(isChecked && OF_SAMPLES.includes(name)));
+  if (named.length) found.declared = `by the trainer: ${listed(named)}`;
+  return found;
+}
+
 /** The words of `tiebreak audit` on what was checked and what was not. */
-function linesOf(run, { checked, starts, refused, steps, entries }, loggedSteps, total) {
+function linesOf(run, { checked, starts, refused, steps, entries, loggedSteps }, total, sampled) {
   const spans = [];
   for (const one of checked) {
     const first = run.firstStep(one), last = run.lastStep(one);
@@ -464,7 +486,7 @@ function linesOf(run, { checked, starts, refused, steps, entries }, loggedSteps,
   return [
     ...refused.map((step) => `warning: the state after step ${step} is not what was committed; not used`),
     ...(run.isLogged ? [`logs       ${entries} entries in ${loggedSteps} steps`] : []),
-    ...(run.program.late.length ? [`declared   by the trainer: ${run.program.late.map(({ name }) => name.replace(/[^\w.()-]/g, "?")).join(", ")}`] : []),
+    ...Object.entries(lateWords(run.program, sampled)).map(([name, words]) => `${name.padEnd(10)} ${words}`),
     `replayed   ${steps} steps, from the states after steps ${shown.join(", ")}`,
     left ? `unchecked  ${left} of ${total} signed segments` : "unchecked  nothing that is signed",
     `agrees: steps ${spans.map(([first, last]) => `${first} to ${last}`).join(", ")}`,

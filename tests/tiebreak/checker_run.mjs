@@ -4,7 +4,7 @@ import { createInterface } from "node:readline";
 import { unpack } from "../../checker/msgpack.js";
 import { Recheck, Refused } from "../../checker/module.js";
 import { compute, namesOf, newKey, statementOf } from "../../checker/corpus.js";
-import { Asked, Fraud, Run, auditSegments, checkRun, drawSegments, placeLines, runIn, sampleLines } from "../../checker/run.js";
+import { Asked, Fraud, Run, auditSegments, checkRun, drawSegments, lateWords, placeLines, runIn, sampleLines } from "../../checker/run.js";
 import { decompressedXz } from "../../checker/xz.js";
 import { decompressedFrame } from "../../checker/zstandard.js";
 
@@ -47,12 +47,12 @@ async function answer({ folder, segments, sample, seed, check, stop, budget }) {
   try {
     const { files } = runIn(filesOf(folder)) ?? { files: new Map() };
     const run = await Run.open(recheck, folder, files);
-    if (check) return { lines: await checkRun(run, tell) };
+    if (check) return { lines: await checkRun(run, tell), memory: run.program.memory };
     const signed = await run.signed(), total = signed.records.length;
     const wanted = segments ?? (sample ? drawSegments(recheck, total, sample, seed, signed.head.run_root) : signed.records.map((_, k) => k));
     const done = await auditSegments(run, signed, wanted, tell, budget && BigInt(budget));
     const { starts, refused, steps, entries, checked, lines } = done;
-    return { verdict: "agrees", wanted, checked, starts: starts.map(Number), refused: refused.map(Number), steps, entries, told,
+    return { verdict: "agrees", wanted, checked, starts: starts.map(Number), refused: refused.map(Number), steps, entries, told, memory: recheck.exports.memory.buffer.byteLength,
       lines: [...(sample ? sampleLines(total, sample, seed) : []), ...lines] };
   } catch (error) {
     if (!(error instanceof Refused)) return { verdict: error.message === "stopped" ? "stopped" : "crash", reason: error.stack, told };
@@ -61,6 +61,7 @@ async function answer({ folder, segments, sample, seed, check, stop, budget }) {
   }
 }
 
+const named = (names) => names.map((name) => ({ name }));
 const READERS = { frame: decompressedFrame, xz: decompressedXz, msgpack: unpack };
 
 /** What a reader says of bytes, each with a size or a limit. */
@@ -77,6 +78,8 @@ function unpacked({ reader, items }) {
 
 for await (const line of createInterface({ input: process.stdin })) {
   const began = performance.now(), request = JSON.parse(line);
-  const found = request.reader ? { found: unpacked(request) } : await (request.corpus ? computed : answer)(request);
+  const found = request.reader ? { found: unpacked(request) }
+    : request.late ? lateWords({ late: named(request.late), state: named(request.state) }, request.sampled)
+    : await (request.corpus ? computed : answer)(request);
   console.log(JSON.stringify({ ...found, milliseconds: performance.now() - began }));
 }

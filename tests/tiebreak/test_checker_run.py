@@ -6,10 +6,13 @@ import os
 import random
 import re
 import shutil
+import struct
 import subprocess
 from base64 import b64decode, b64encode
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +28,7 @@ from tests.tiebreak.parties import TRAINER, Once, Parties, flip, tiny_run
 from tiebreak.api.corpus import programs
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.interpreters import make_interpreter
+from tiebreak.api.training.reading import SAMPLED, late_words
 from tiebreak.cli.main import run as cli
 from tiebreak.cli.main import tiebreak
 from tiebreak.engine.logged.encoding import BLOCK
@@ -34,6 +38,7 @@ from tiebreak.engine.run.train import Worker
 from tiebreak.node.pages.walk import operation_of
 from tiebreak.node.pages.words import decimal
 from tiebreak.protocol import packing
+from tiebreak.protocol.commitments.records import identify
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.program.isa import DType, Opcode
 
@@ -298,6 +303,22 @@ def test_a_run_is_checked_without_a_replay(runs: dict[str, Path]) -> None:
     refused = [line for holds, line in false["lines"] if not holds]
     assert [line[:2] for line in refused] == ["5.", "6."]
     assert "state after step 3: expected root" in refused[1]
+
+
+def test_late_data_get_the_words_of_the_audit(cases: CaseCounter) -> None:
+    samples = ["completion_ids", "completion_mask", "num_items_in_batch"]
+    kinds = [[], ["x", "a\u202e<b>"], samples, [*samples, "advantages"], [*samples, "prompt_ids", "advantages"]]
+    states = [["w"], [SAMPLED, "w"], [SAMPLED, "model.rollouts.mean_reward_0_f", "model.rollouts.mean_reward_10_g h"]]
+    asked = [
+        {"late": late, "state": state, "sampled": sampled if SAMPLED in state else None}
+        for late, state, sampled in product(kinds, states, (None, True, False))
+    ]
+    for (late, state, sampled), found in zip(map(dict.values, asked), ask(*asked), strict=True):
+        program = SimpleNamespace(late_spec=lambda late=late: late, state_spec=lambda state=state: state)
+        ids = None if sampled is None else {SAMPLED: identify(DType.F32, (), struct.pack("<f", sampled))}
+        del found["milliseconds"]
+        assert found == late_words(program, ids)  # type: ignore[arg-type]
+        cases()
 
 
 def test_a_replay_stops_when_it_is_told_to(runs: dict[str, Path]) -> None:
