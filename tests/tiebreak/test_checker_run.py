@@ -20,17 +20,21 @@ import torch
 import zstandard
 
 from tests.conftest import CaseCounter
+from tests.engine import frozen_cases
 from tests.engine import test_late_data as late_data
 from tests.engine.logged_cases import log_of, logged_job, new_run, train
+from tests.engine.test_forbidden_losses import cheated
+from tests.engine.tiny import TRAINER
 from tests.source_tree import ROOT
 from tests.tampered import Tampered, one_element
-from tests.tiebreak.parties import TRAINER, Once, Parties, flip, tiny_run
+from tests.tiebreak.parties import Once, Parties, flip, tiny_run
 from tiebreak.api.corpus import programs
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.interpreters import make_interpreter
 from tiebreak.api.training.reading import SAMPLED, late_words
 from tiebreak.cli.main import run as cli
 from tiebreak.cli.main import tiebreak
+from tiebreak.engine.data.arrays import open_safetensors
 from tiebreak.engine.logged.encoding import BLOCK
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.segments import draw_segments
@@ -38,8 +42,9 @@ from tiebreak.engine.run.train import Worker
 from tiebreak.node.pages.walk import operation_of
 from tiebreak.node.pages.words import decimal
 from tiebreak.protocol import packing
+from tiebreak.protocol.commitments.job import Job, SignedJob
 from tiebreak.protocol.commitments.records import identify
-from tiebreak.protocol.errors import EncodingError
+from tiebreak.protocol.errors import EncodingError, VerificationError
 from tiebreak.protocol.program.isa import DType, Opcode
 
 MODULE = ROOT / "recheck" / "build" / "recheck.wasm"
@@ -73,9 +78,9 @@ class Auditor:
         out, err = self._capsys.readouterr()
         if code == 0:
             return {"verdict": "agrees", "lines": [line for line in err.splitlines() if "warning" in line] + plain(out)}
-        name, _, reason = err.strip().splitlines()[-1 if code != 2 else -3].partition(": ")
+        first, *details = [line for line in err.strip().splitlines() if not line.startswith(("replaying", "warning"))]
+        name, _, reason = first.partition(": ")
         verdict = {1: "asked", 2: "fraud", 3: "could not check"}[code]
-        details = err.strip().splitlines()[-2:] if code == 2 else []
         return {"verdict": verdict, "reason": reason, "details": details, "error": name}
 
 
@@ -184,7 +189,7 @@ FAULTS: dict[str, Callable[[Path], object]] = {
     "the job's end": lambda run: grow(run / "job.bin", b"0"),
     "a long job": lambda run: grow(run / "job.bin", bytes(1 << 16)),
     "the program": lambda run: change(run / "program.tbp", 3),
-    "no job": lambda run: (run / "job.bin").unlink(),
+    "no job": lambda run: (run / "job.bin").rename(run / "job.old"),
 }
 """What is changed in the folder of an honest run."""
 OF_LOGS: dict[str, Callable[[Path], object]] = {
@@ -203,11 +208,16 @@ OWN_WORDS = ("no secp256k1 key makes", "program.tbp: ", "Zstandard frame", "cann
 """Where the module, a library or the system has its own words."""
 
 
-def same_reason(found: str, expected: str) -> bool:
-    """Whether two sentences are the same, or one that has its own words begins in the same way."""
-    if any(words in expected for words in OWN_WORDS):
-        return found.partition(": ")[0] == expected.partition(": ")[0]
-    return found == expected
+def check_same(found: Answer, expected: Answer) -> None:
+    """Requires the verdict and the words of the audit; of a sentence that has its own words, the beginning."""
+    assert found["verdict"] == expected["verdict"], (found, expected)
+    if found["verdict"] == "agrees":
+        assert found["lines"] == expected["lines"]
+    elif any(words in expected["reason"] for words in OWN_WORDS):
+        assert found["reason"].partition(": ")[0] == expected["reason"].partition(": ")[0]
+    else:
+        assert found["reason"] == expected["reason"]
+    assert "\n" not in found.get("reason", "")
 
 
 def test_false_files_get_the_verdicts_of_the_audit(
@@ -219,14 +229,8 @@ def test_false_files_get_the_verdicts_of_the_audit(
             changed = false[f"{name}: {fault}"] = shutil.copytree(folder, tmp_path / "false" / name / fault)
             change_(changed)
     answers = ask(*({"folder": str(folder)} for folder in false.values()))
-    for (fault, folder), found in zip(false.items(), answers, strict=True):
-        expected = audit(folder)
-        assert found["verdict"] == expected["verdict"], (fault, found, expected)
-        if found["verdict"] == "agrees":
-            assert found["lines"] == expected["lines"], fault
-        else:
-            assert same_reason(found["reason"], expected["reason"]), (fault, found["reason"], expected["reason"])
-            assert "\n" not in found["reason"]
+    for folder, found in zip(false.values(), answers, strict=True):
+        check_same(found, audit(folder))
         cases()
 
 
@@ -278,6 +282,66 @@ def test_the_first_published_number_that_differs_is_named(audit: Auditor, tmp_pa
     assert int(got[0], 16) == element.view(torch.int32).item() % (1 << 32)
     assert [one[1] for one in (expected, got)] == [decimal(DType.F32, int(one[0], 16)) for one in (expected, got)]
     assert abs(float(got[1].replace("−", "-")) - float(expected[1].replace("−", "-")) - 1) < 1e-6
+
+
+def test_a_loss_that_the_job_forbids_is_fraud(audit: Auditor, tmp_path: Path) -> None:
+    for step, verdict in ((3, "fraud"), (4, "agrees")):  # the end of a segment, and a step within one
+        folder = cheated(tmp_path / f"{step}", step).path
+        (found,) = ask({"folder": str(folder)})
+        check_same(found, audit(folder))
+        assert found["verdict"] == verdict
+
+
+def test_entries_that_no_step_changes_come_from_the_initial_state(audit: Auditor, tmp_path: Path) -> None:
+    run = frozen_cases.new_run(tmp_path / "run")
+    frozen_cases.work(run)
+    found, checked = ask({"folder": str(run.path), "segments": [2]}, {"folder": str(run.path), "check": True})
+    assert found["lines"] == audit(run.path, "--segment", 2)["lines"]
+    assert all(holds for holds, _ in checked["lines"])
+    change(run.state_path(0), open_safetensors(run.state_path(0))[frozen_cases.EMBEDDING].offset)
+    (found,) = ask({"folder": str(run.path), "segments": [2]})
+    check_same(found, audit(run.path, "--segment", 2))
+    assert "expected a state at or before step 8" in found["reason"]
+
+
+JOB_FIELDS = list(Job.kinds())
+GOOD_VALUES: dict[str, Any] = {"policy": 1, "tolerances": 0x020202}
+BAD_JOBS: list[dict[str, Any]] = [
+    {"client": bytes(20)}, {"trainer": bytes(20)}, {"trainer": bytes(19)}, {"client": 5}, {"body_count": 0},
+    {"body_count": (1 << 20) + 1}, {"state_count": 1 << 40}, {"data_count": 1 << 32}, {"steps": 0}, {"steps": b"1"},
+    {"program_root": bytes(31)}, {"policy": 2}, {"precision": 15}, {"precision": 33}, {"tolerances": 1},
+    {"tolerances": 0x410000}, {"tolerances": 1 << 25}, {"tolerances": 1 << 24, "policy": 0},
+    {"tolerances": 2, "policy": 0}, {"tolerances": 0x100}, {"reward": bytes(31)}, {"reward": 7}, {"reward": 1 << 128},
+    {"challenger_stake": 0}, {"challenger_stake": 1},
+    {"challenge_window": 0}, {"clock": 1 << 25}, {"replay_time": 1 << 22}, {"deadline": (1 << 28) + 1}, {"seats": 17},
+    {"seats": 1}, {"seats": 1, "policy": 0, "tolerances": 0}, {"seat_fee": 1}, {"seat_bond": 2}, {"descent_levels": 6},
+    {"seats": 1, "policy": 0, "tolerances": 0, "seat_bond": 6}, {"checkpoint_interval": 1000},
+    {"steps": 1 << 63, "checkpoint_interval": 1}, {"nonce": bytes(33)}, {"tolerances": 0x010203},
+]  # fmt: skip
+
+
+def test_jobs_that_break_a_rule_are_refused_in_its_words(
+    runs: dict[str, Path], tmp_path: Path, cases: CaseCounter
+) -> None:
+    signed, made = RunDirectory.open(runs["logged"]).agreement, list[tuple[Path, bytes]]()
+    for number, changes in enumerate(BAD_JOBS):
+        top = packing.unpack(signed.encode(), 2048)
+        for name, value in (GOOD_VALUES | changes).items():
+            is_wide = isinstance(Job.kinds()[name], packing.Uint) and Job.kinds()[name].bits > 64  # type: ignore[attr-defined]
+            as_bytes = is_wide and isinstance(value, int) and (name, value) != ("reward", 7)
+            top[3][JOB_FIELDS.index(name)] = value.to_bytes(32, "big") if as_bytes else value
+        folder = shutil.copytree(runs["logged"], tmp_path / "jobs" / str(number))
+        (folder / "job.bin").write_bytes(packing.pack(top))
+        made.append((folder, packing.pack(top)))
+    for (folder, job), changes, found in zip(
+        made, BAD_JOBS, ask(*({"folder": str(folder)} for folder, _ in made)), strict=True
+    ):
+        with pytest.raises(VerificationError) as error:
+            SignedJob.decode(job)
+        shown = re.sub(r", such as [^,]*, |b'[^']*'", lambda word: ", " * word[0].startswith(","), str(error.value))
+        assert found["verdict"] == "could not check", changes
+        assert re.sub(r"bytes 0x\w*", "", found["reason"]) == f"{folder}/job.bin: {shown}", changes
+        cases()
 
 
 def test_draws_are_those_of_the_audit(runs: dict[str, Path], audit: Auditor, cases: CaseCounter) -> None:
