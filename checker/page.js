@@ -78,7 +78,6 @@ function start() {
   $("bar").value = 0;
   $("far").textContent = "";
   $("pause").textContent = "Pause";
-  $("pause").setAttribute("aria-pressed", "false");
   $("work").hidden = false;
   $("status").textContent = "Checking.";
   const require = $("require").value.split(/[\s,]+/).filter(Boolean);
@@ -164,9 +163,8 @@ addEventListener("drop", (event) => event.preventDefault());
 for (const name of ["require", "resaved", "others"]) $(name).onchange = start;
 $("stop").onclick = () => stop("Stopped.");
 $("pause").onclick = () => {
-  const on = $("pause").getAttribute("aria-pressed") !== "true";
+  const on = $("pause").textContent === "Pause";
   worker?.postMessage({ pause: on });
-  $("pause").setAttribute("aria-pressed", String(on));
   $("pause").textContent = on ? "Go on" : "Pause";
 };
 document.querySelector(".places").hidden = false;

@@ -420,7 +420,7 @@ const isCertificate = async ([path, file]) => Boolean(file) && path.endsWith(".j
 async function certificateIn(entries) {
   const found = [];
   for (const entry of entries) if (await isCertificate(entry)) found.push(entry);
-  const named = [...found, ...entries].find(([path]) => path === "certificate.json");
+  const named = (found.length ? found : entries).find(([path]) => path === "certificate.json");
   if (found.length > 1 && !named) refuse(`expected one certificate, got ${listed(found.map(([path]) => path))}; drop one of them`);
   return named ?? found[0];
 }
