@@ -152,7 +152,7 @@ for (const place of document.querySelectorAll(".drop")) {
   };
   for (const input of place.querySelectorAll("input")) {
     input.onchange = () => {
-      add(name, [...input.files].map((file) => [file.webkitRelativePath || file.name, file]));
+      add(name, [...input.files].slice(0, MAX_ENTRIES + 1).map((file) => [file.webkitRelativePath || file.name, file]));
       input.value = "";
     };
   }
