@@ -78,7 +78,6 @@ function start() {
   $("bar").value = 0;
   $("far").textContent = "";
   $("pause").textContent = "Pause";
-  $("pause").setAttribute("aria-pressed", "false");
   $("work").hidden = false;
   $("status").textContent = "Checking.";
   const require = $("require").value.split(/[\s,]+/).filter(Boolean);
@@ -153,7 +152,7 @@ for (const place of document.querySelectorAll(".drop")) {
   };
   for (const input of place.querySelectorAll("input")) {
     input.onchange = () => {
-      add(name, [...input.files].map((file) => [file.webkitRelativePath || file.name, file]));
+      add(name, [...input.files].slice(0, MAX_ENTRIES + 1).map((file) => [file.webkitRelativePath || file.name, file]));
       input.value = "";
     };
   }
@@ -164,9 +163,8 @@ addEventListener("drop", (event) => event.preventDefault());
 for (const name of ["require", "resaved", "others"]) $(name).onchange = start;
 $("stop").onclick = () => stop("Stopped.");
 $("pause").onclick = () => {
-  const on = $("pause").getAttribute("aria-pressed") !== "true";
+  const on = $("pause").textContent === "Pause";
   worker?.postMessage({ pause: on });
-  $("pause").setAttribute("aria-pressed", String(on));
   $("pause").textContent = on ? "Go on" : "Pause";
 };
 document.querySelector(".places").hidden = false;

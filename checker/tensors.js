@@ -10,7 +10,8 @@ const PIECE = 1 << 22;
 /** Python's tuple of numbers. */
 const tuple = (dims) => `(${dims.join(", ")}${dims.length === 1 ? "," : ""})`;
 const list = (items) => `[${items.join(", ")}]`;
-const product = (dims) => dims.reduce((all, dim) => all * BigInt(dim), 1n);
+/** Their product; of hostile ones, any number above 2^100. */
+const product = (dims) => (dims.some((dim) => !dim) ? 0n : dims.reduce((all, dim) => (all >> 100n ? all : all * BigInt(dim)), 1n));
 
 /** Bytes of a file, which must have them. */
 export async function readAt(file, path, from, to) {

@@ -59,7 +59,7 @@ async function within(recheck, work) {
 
 function sha256Of(recheck, file, path) {
   return within(recheck, async () => {
-    const hash = recheck.exports.sha256_begin(), room = recheck.exports.allocate(BigInt(PIECE)) >>> 0;
+    const hash = recheck.exports.sha256_begin(), room = recheck.exports.allocate(BigInt(Math.min(PIECE, file.size))) >>> 0;
     for await (const piece of pieces(file, path, 0, file.size)) recheck.exports.sha256_add(hash, recheck.put(piece, room), piece.length);
     return recheck.digest("sha256_end", hash);
   });
@@ -83,8 +83,9 @@ function readTensors(recheck, file, path, advance) {
   return within(recheck, async () => {
     const arrays = [...(await openTensors(file, path)).values()].sort((a, b) => a.offset - b.offset);
     if (!arrays.length) refuse(`${path}: expected at least one tensor, got none`);
-    const { exports } = recheck, hash = exports.sha256_begin(), room = exports.allocate(BigInt(PIECE)) >>> 0;
-    const wide = exports.allocate(BigInt(2 * PIECE)) >>> 0, table = halves(), ids = new Map();
+    const { exports } = recheck, hash = exports.sha256_begin(), ids = new Map(), kinds = arrays.map((one) => one.kind);
+    const most = Math.min(PIECE, arrays.reduce((all, one) => Math.max(all, one.bytes), arrays[0].offset));
+    const [room, wide] = [most, 2 * most].map((bytes) => exports.allocate(BigInt(bytes)) >>> 0), table = kinds.includes("F16") ? halves() : [];
     const add = (piece) => exports.sha256_add(hash, recheck.put(piece, room), piece.length);
     for await (const piece of pieces(file, path, 0, arrays[0].offset)) add(piece);
     for (const { name, what, kind, shape, offset, bytes } of arrays) {
@@ -104,7 +105,7 @@ function readTensors(recheck, file, path, advance) {
       });
       ids.set(name, id);
     }
-    return { digest: recheck.digest("sha256_end", hash), ids, elements: arrays.map((one) => one.kind) };
+    return { digest: recheck.digest("sha256_end", hash), ids, elements: kinds };
   });
 }
 
@@ -420,7 +421,7 @@ const isCertificate = async ([path, file]) => Boolean(file) && path.endsWith(".j
 async function certificateIn(entries) {
   const found = [];
   for (const entry of entries) if (await isCertificate(entry)) found.push(entry);
-  const named = [...found, ...entries].find(([path]) => path === "certificate.json");
+  const named = (found.length ? found : entries).find(([path]) => path === "certificate.json");
   if (found.length > 1 && !named) refuse(`expected one certificate, got ${listed(found.map(([path]) => path))}; drop one of them`);
   return named ?? found[0];
 }

@@ -3,6 +3,9 @@ import { Recheck, Refused, refuse } from "./module.js";
 import { printable, quoted } from "./formats.js";
 import { arrange, verify } from "./weights.js";
 
+/** A sentence may quote a whole header. */
+const MAX_SAID = 4000;
+
 /** @type {Recheck | null} */
 let recheck = null;
 let going = Promise.resolve(), go = () => {};
@@ -50,7 +53,7 @@ export async function check(recheck, { main, bases, options }, say) {
   } catch (error) {
     if (!(error instanceof Refused || error instanceof RangeError)) throw error;
     const failed = order.find((n) => !passed.includes(n)) ?? 0, title = failed ? "It does not hold" : "This cannot be checked";
-    return { holds: false, passed, asked: order, failed, title, said: printable(error.message) };
+    return { holds: false, passed, asked: order, failed, title, said: printable(error.message.slice(0, MAX_SAID)) };
   }
 }
 

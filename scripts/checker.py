@@ -35,7 +35,7 @@ def bundle(name: str, done: dict[str, str]) -> str:
     if found := re.search(r"^(import|export)\b.*|</script|<!--", body, re.MULTILINE):
         raise SystemExit(f"{name}: expected imports and exports of names, in a script, got {found[0]!r}")
     done[name] = f'modules["{name}"] = (() => {{\n{body}return {{ {", ".join(EXPORT.findall(text))} }};\n}})();\n'
-    return "const modules = {};\n" + "".join(done.values())
+    return '"use strict";\nconst modules = {};\n' + "".join(done.values())
 
 
 def assembled() -> str:

@@ -64,7 +64,7 @@ class Page:
         self.process.wait(10)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def page() -> Iterator[Page]:
     made = Page(MODULE)
     yield made
@@ -280,6 +280,13 @@ def test_page_and_command_refuse_malformed_weights_alike(
         path.write_bytes(struct.pack("<Q", length) + text[: -9 if length == 99 else None] + b"\7" * size)
         assert both(path, desk.certificate).startswith("false.safetensors"), name
         cases()
+    shape = b"[" + b",".join([b"9" * 4000] * 4000) + b"]"
+    text = b'{"a": {"dtype": "F32", "shape": ' + shape + b', "data_offsets": [0, 4]}}'
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(4))
+    options = {"require": [], "resaved": False, "others": False}
+    said = both.page.check(entries(path, desk.certificate), [], options)["said"]
+    assert "expected F32 [999" in said
+    assert len(said) == 4000
     path.write_bytes(b"abc")
     assert "8 bytes of a header" in both(path, desk.certificate)
     path.write_bytes(struct.pack("<Q", 100_000_000) + bytes(1000))
