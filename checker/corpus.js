@@ -18,7 +18,8 @@ function readExpected(name, bytes) {
   found.precision = top.integer("precision", 16n, 32n);
   found.tolerances = top.integer("tolerances", 0n, MOST);
   for (const key of ROOTS) found[key] = top.text(key, /^[0-9a-f]{64}$/, "a root");
-  const isRecord = (item) => Array.isArray(item) && item.length === 3 && isInteger(item[0], 0n, MOST) && typeof item[1] === "string" && isInteger(item[2], 0n, MOST);
+  const isRecord = (item) => Array.isArray(item) && item.length === 3 && typeof item[1] === "string"
+    && isInteger(item[0], 0n, MOST) && isInteger(item[2], 0n, MOST);
   found.records = top.take("records", "[step, state root, loss bits] each", (all) => Array.isArray(all) && all.every(isRecord));
   top.finish();
   return found;
@@ -32,7 +33,8 @@ export function namesOf(files) {
 
 /** Computes a program; its run as the statement has it. A file that is none of the corpus is refused. */
 export async function compute(recheck, name, folder, files, tell = async () => {}, budget = undefined) {
-  const whole = (file) => readWhole(files.get(`${folder}/${file}`) ?? refuse(`${folder}/${file}: cannot be read: there is no such file`), `${folder}/${file}`, MAX_FILE);
+  const there = (path) => files.get(path) ?? refuse(`${path}: cannot be read: there is no such file`);
+  const whole = (file) => readWhole(there(`${folder}/${file}`), `${folder}/${file}`, MAX_FILE);
   const unpacked = async (file) => {
     const raw = await whole(file);
     try {
@@ -41,18 +43,20 @@ export async function compute(recheck, name, folder, files, tell = async () => {
       return refuse(`${folder}/${file}: expected a compressed file, got something else: ${error.message}`);
     }
   };
-  const document = await whole("expected.json"), expected = readExpected(`${folder}/expected.json`, document), mark = recheck.exports.mark();
+  const document = await whole("expected.json"), expected = readExpected(`${folder}/expected.json`, document);
+  const mark = recheck.exports.mark();
   const run = { program: name, device: "cpu", backend: "recheck-wasm", expected: expected.run_root, equal: false, milliseconds: 0 };
   try {
     const program = new Program(recheck, await unpacked("program.xz"));
     if (program.root !== expected.program_root) refuse(`${folder}: expected program ${expected.program_root}, got ${program.root}`);
-    const tensors = (file, slots) => tensorsOf(files.get(`${folder}/${file}`) ?? refuse(`${folder}/${file}: cannot be read: there is no such file`), `${folder}/${file}`, slots);
+    const tensors = (file, slots) => tensorsOf(there(`${folder}/${file}`), `${folder}/${file}`, slots);
     const state = await tensors("state.safetensors", program.state), data = await tensors("data.safetensors", program.data);
     const logs = expected.tolerances ? logsOf(`${folder}/logs.xz`, await unpacked("logs.xz"), expected.steps) : [];
     const began = performance.now();
     try {
       const replay = new Replay(program, Number(expected.precision), Number(expected.tolerances));
-      for (const [kind, file, given, root] of [[STATE, "state", state, expected.initial_state_root], [DATA, "data", data, expected.data_root]]) {
+      const inputs = [[STATE, "state", state, expected.initial_state_root], [DATA, "data", data, expected.data_root]];
+      for (const [kind, file, given, root] of inputs) {
         const found = await replay.fill(kind, given);
         if (found !== root) refuse(`${name}: ${file}.safetensors: expected root ${root}, got ${found}`);
       }
@@ -132,7 +136,8 @@ export function signedEnvelope(recheck, payload, secret) {
  * @param {{run: object, digest: string}[]} computed @param {Record<string, string>} environment texts of printable ASCII
  */
 export function statementOf(recheck, computed, environment, note, secret) {
-  const subject = computed.map(({ run, digest }) => ({ name: run.program, digest: { sha256: digest } })).sort((a, b) => (a.name < b.name ? -1 : 1));
+  const subject = computed.map(({ run, digest }) => ({ name: run.program, digest: { sha256: digest } }));
+  subject.sort((a, b) => (a.name < b.name ? -1 : 1));
   const predicate = { environment, note, computed: computed.map(({ run }) => run) };
   const document = { _type: "https://in-toto.io/Statement/v1", subject, predicateType: "urn:tiebreak:corpus:1", predicate };
   return signedEnvelope(recheck, utf8(dumps(document)), secret);

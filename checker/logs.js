@@ -1,6 +1,6 @@
 /* The rounding logs of a run's folder: a file for each segment, and in it a log for each step, compressed
    (tiebreak/engine/logged/files.py and encoding.py). The module takes them in the plain form of SPEC section 5.1. */
-import { Refused, refuse, hexOf, utf8 } from "./module.js";
+import { Refused, refuse, bytesOf, hexOf, utf8 } from "./module.js";
 import { readAt } from "./tensors.js";
 import { decompressedFrame } from "./zstandard.js";
 
@@ -102,11 +102,12 @@ export function putLog(program, bytes, step) {
     });
     put(new Uint8Array(plain.buffer));
   }
-  late.forEach((bytes_, k) => {
-    for (let done = 0; done < bytes_; done += BLOCK) {
-      const piece = source.part(Math.min(BLOCK, bytes_ - done));
+  const names = program.late.map(({ name }) => name).join(", ");
+  late.forEach((whole, k) => {
+    for (let done = 0; done < whole; done += BLOCK) {
+      const piece = source.part(Math.min(BLOCK, whole - done));
       if (program.late[k].dtype === 2 && piece.some((byte) => byte > 1))
-        refuse(`rounding log of step ${step}: expected late data ${program.late.map(({ name }) => name).join(", ")} of their sizes, got others`);
+        refuse(`rounding log of step ${step}: expected late data ${names} of their sizes, got others`);
       put(piece);
     }
   });
@@ -115,8 +116,8 @@ export function putLog(program, bytes, step) {
 }
 
 function outOfRange(sums, total, place, step) {
-  const { number, elements } = sums.at(-1), start = total - elements;
-  refuse(`rounding log of step ${step}, instruction ${number}, element ${place - start}: out of range: expected an element below ${elements}`);
+  const { number, elements } = sums.at(-1), element = place - (total - elements);
+  refuse(`rounding log of step ${step}, instruction ${number}, element ${element}: out of range: expected an element below ${elements}`);
 }
 
 /** The log file of a segment. */
@@ -130,10 +131,11 @@ export class LogFile {
     const head = await readAt(file, path, 0, Math.min(FILE_HEADER, file.size));
     const number = new DataView(new ArrayBuffer(8));
     number.setBigUint64(0, first);
-    const shown = (raw) => `b'${Array.from(raw, (byte) => byte > 31 && byte < 127 ? String.fromCharCode(byte) : `\\x${hexOf([byte])}`).join("")}'`;
+    const letter = (byte) => byte > 31 && byte < 127 ? String.fromCharCode(byte) : `\\x${hexOf([byte])}`;
+    const shown = (raw) => `b'${Array.from(raw, letter).join("")}'`;
     const asNumber = (raw) => BigInt(`0x0${hexOf(raw)}`);
-    const magic = utf8("TBLOGS01"), id = Uint8Array.from(job.match(/../g), (pair) => parseInt(pair, 16));
-    const parts = [["a file of rounding logs,", magic, 0, shown], ["logs of job", id, 8, hexOf], ["a segment from step", new Uint8Array(number.buffer), 40, asNumber]];
+    const parts = [["a file of rounding logs,", utf8("TBLOGS01"), 0, shown], ["logs of job", bytesOf(job), 8, hexOf],
+      ["a segment from step", new Uint8Array(number.buffer), 40, asNumber]];
     for (const [what, expected, at, words] of parts) {
       const found = head.subarray(at, at + expected.length);
       if (hexOf(found) !== hexOf(expected)) refuse(`${path}: expected ${what} ${words(expected)}, got ${words(found)}`);
@@ -147,7 +149,8 @@ export class LogFile {
       const view = new DataView((await readAt(file, path, at, at + FRAME)).slice().buffer);
       const [found, length] = [view.getBigUint64(0), view.getBigUint64(8)];
       if (found !== step) refuse(`${path}: expected the log of step ${step}, got one of step ${found}`);
-      if (length < HEADER || length > most) refuse(`${path}: expected ${HEADER} to ${most} bytes for the log of step ${step}, got ${length}`);
+      if (length < HEADER || length > most)
+        refuse(`${path}: expected ${HEADER} to ${most} bytes for the log of step ${step}, got ${length}`);
       if (at + FRAME + Number(length) > file.size) break;
       this.frames.push({ at, length: Number(length), sum: view.getUint32(16) });
       at += FRAME + Number(length);

@@ -4,7 +4,8 @@ import { refuse, hexOf } from "./module.js";
 const NOT_ONE = "expected one msgpack value, got bytes that are not";
 
 /** Whether a value is one of this kind: what it is called in messages. */
-const kindOf = (value) => typeof value === "bigint" ? "int" : value instanceof Uint8Array ? "bytes" : Array.isArray(value) ? "list" : value.kind;
+const kindOf = (value) => typeof value === "bigint" ? "int" : value instanceof Uint8Array ? "bytes"
+  : Array.isArray(value) ? "list" : value.kind;
 
 class Reader {
   constructor(bytes) {
@@ -37,7 +38,8 @@ class Reader {
     if (first >= 0x90 && first < 0xa0) return this.list(first & 15, depth);
     if (first >= 0xcc && first <= 0xcf) return this.number(size, [0x80n, 0x100n, 0x10000n, 0x100000000n][first & 3]);
     if (first >= 0xc4 && first <= 0xc6) return this.take(Number(this.number(1 << first - 0xc4, [0n, 0x100n, 0x10000n][first - 0xc4])));
-    if (first === 0xdc || first === 0xdd) return this.list(Number(this.number(first === 0xdc ? 2 : 4, first === 0xdc ? 16n : 0x10000n)), depth);
+    if (first === 0xdc) return this.list(Number(this.number(2, 16n)), depth);
+    if (first === 0xdd) return this.list(Number(this.number(4, 0x10000n)), depth);
     if (first >= 0xe0 || (first >= 0xd0 && first <= 0xd3)) return this.negative(first);
     return this.other(first);
   }

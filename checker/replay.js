@@ -1,11 +1,12 @@
 /* A program in the module, and its replay step by step: state and data are filled in, and each step is computed in pieces. */
-import { STATE, DATA, bytesOf, hexOf, utf8 } from "./module.js";
+import { STATE, DATA, hexOf } from "./module.js";
 import { DTYPES, piecesOf } from "./tensors.js";
 
 export const LATE = 4;
 const SIZES = [4, 8, 1], SOURCE = 1, REDUCE = 3, SCATTER = 5;
 const FAMILIES = ["", "source", "map", "reduce", "gather", "scatter sum", "window", "iota", "random", "shuffle", "commit"];
-const MAPS = "copy add sub mul div sqrt neg abs max min exp log tanh erf sin cos bf16 . . . lt le eq ne and or not where cast . floordiv mod";
+const MAPS = "copy add sub mul div sqrt neg abs max min exp log tanh erf sin cos bf16 . . . lt le eq ne and or not where cast . "
+  + "floordiv mod";
 const FUNCTIONS = { 1: "const step state data late", 2: MAPS, 3: "sum max argmax sum_bf16", 6: "fill else" };
 
 /** A program whose bytes are in the module. */
@@ -42,14 +43,17 @@ export class Program {
 
   /** About how many bytes a replay takes: the program, state, data, and all values of a step. Said before it begins. */
   get memory() {
-    const values = Array.from({ length: this.body }, (_, k) => this.describe(k)).filter(({ opcode, function: kind }) => opcode !== SOURCE || kind < STATE);
-    return [this.state, this.state, this.data, this.late, values].flat().reduce((all, { bytes }) => all + bytes + 64, this.size + (1 << 23));
+    const isMade = ({ opcode, function: kind }) => opcode !== SOURCE || kind < STATE;
+    const all = [this.state, this.state, this.data, this.late, this.all.filter(isMade)].flat();
+    return all.reduce((sum, { bytes }) => sum + bytes + 64, 2 * this.size + (1 << 23));
   }
+
+  /** All instructions of the body. */
+  get all() { return Array.from({ length: this.body }, (_, k) => this.describe(k)); }
 
   /** The sums that a log may decide, in order: their instructions and elements. */
   get loggedSums() {
-    this.sums ??= Array.from({ length: this.body }, (_, k) => this.describe(k))
-      .filter((i) => i.function === 0 && i.dtype === 0 && (i.opcode === REDUCE || i.opcode === SCATTER));
+    this.sums ??= this.all.filter((i) => i.function === 0 && i.dtype === 0 && (i.opcode === REDUCE || i.opcode === SCATTER));
     return this.sums;
   }
 }
@@ -124,24 +128,4 @@ export class Replay {
   }
 
   record(step, state, loss, log) { return this.recheck.record(step, state, loss, log ?? "00".repeat(32)); }
-}
-
-// ---------------------------------------------------------------- signatures (SPEC section 8)
-
-const padded = (hex) => hex.padStart(64, "0");
-
-/** A keccak of words in hex. */
-export const keccakOf = (recheck, ...words) => recheck.keccak256(bytesOf(words.join("")));
-
-/** The hash of a structure: its type in words, and its values, hex or BigInt. */
-export function structOf(recheck, type, values) {
-  const words = values.map((value) => padded(typeof value === "bigint" ? value.toString(16) : value));
-  return keccakOf(recheck, recheck.keccak256(utf8(type)), ...words);
-}
-
-/** What is signed of a structure in a domain. */
-export function typedDigest(recheck, { chain, contract }, struct) {
-  const [name, version] = ["Tiebreak", "1"].map((text) => recheck.keccak256(utf8(text)));
-  const type = "EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)";
-  return keccakOf(recheck, "1901", structOf(recheck, type, [name, version, chain, contract]), struct);
 }

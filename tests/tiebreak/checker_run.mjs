@@ -4,7 +4,8 @@ import { createInterface } from "node:readline";
 import { unpack } from "../../checker/msgpack.js";
 import { Recheck, Refused } from "../../checker/module.js";
 import { compute, namesOf, newKey, statementOf } from "../../checker/corpus.js";
-import { Asked, Fraud, Run, auditSegments, checkRun, drawSegments, lateWords, placeLines, runIn, sampleLines } from "../../checker/run.js";
+import { auditSegments, drawSegments, lateWords, placeLines, sampleLines } from "../../checker/audit.js";
+import { Asked, Fraud, Run, checkRun, runIn } from "../../checker/run.js";
 import { decompressedXz } from "../../checker/xz.js";
 import { decompressedFrame } from "../../checker/zstandard.js";
 
