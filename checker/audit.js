@@ -5,7 +5,7 @@ import { DTYPES, piecesOf } from "./tensors.js";
 import { FINITE_LOSSES } from "./job.js";
 import { Replay, operationOf, tensorId } from "./replay.js";
 import { LogFile } from "./logs.js";
-import { Asked, CannotCheck, Fraud, floatOf, statePath } from "./run.js";
+import { Asked, CannotCheck, Fraud, floatOf } from "./run.js";
 
 // ---------------------------------------------------------------- draws
 

@@ -3,6 +3,8 @@ import { STATE, DATA, hexOf } from "./module.js";
 import { DTYPES, piecesOf } from "./tensors.js";
 
 export const LATE = 4;
+/** Milliseconds. */
+const REST = 50;
 const SIZES = [4, 8, 1], SOURCE = 1, REDUCE = 3, SCATTER = 5;
 const FAMILIES = ["", "source", "map", "reduce", "gather", "scatter sum", "window", "iota", "random", "shuffle", "commit"];
 const MAPS = "copy add sub mul div sqrt neg abs max min exp log tanh erf sin cos bf16 . . . lt le eq ne and or not where cast . "
@@ -85,7 +87,7 @@ export function rootOf(recheck, kind, slots, ids) {
 export class Replay {
   /** @param {Program} program */
   constructor(program, precision, tolerances) {
-    Object.assign(this, { program, recheck: program.recheck, exports: program.exports, mark: program.exports.mark() });
+    Object.assign(this, { program, recheck: program.recheck, exports: program.exports, mark: program.exports.mark(), until: 0 });
     this.at = this.exports.replay(program.at, precision, tolerances);
     this.work = BigInt.asUintN(64, this.exports.work(program.at));
   }
@@ -117,7 +119,11 @@ export class Replay {
     try {
       const [at, size] = log ? log() : [0, 0];
       exports.begin(this.at, number, at, size);
-      while (!exports.advance(this.at, budget)) await tell(BigInt.asUintN(64, exports.done(this.at)));
+      while (!exports.advance(this.at, budget)) {
+        await tell(BigInt.asUintN(64, exports.done(this.at)));
+        await this.rest();
+      }
+      await this.rest();
       const state = recheck.digest("state", this.at), loss = exports.loss(this.at) >>> 0, all = exports.ids(this.at) >>> 0;
       const ids = program.state.map(({ operand }) => hexOf(recheck.get(all + 32 * operand, 32)));
       exports.end(this.at);
@@ -125,6 +131,13 @@ export class Replay {
     } finally {
       exports.release(mark);
     }
+  }
+
+  /** Lets messages in now and then, such as one to pause: awaiting what is there already does not. */
+  async rest() {
+    if (performance.now() < this.until) return;
+    await new Promise((resolve) => { setTimeout(resolve); });
+    this.until = performance.now() + REST;
   }
 
   record(step, state, loss, log) { return this.recheck.record(step, state, loss, log ?? "00".repeat(32)); }

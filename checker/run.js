@@ -198,7 +198,7 @@ export function runIn(files) {
   return { name: folder.slice(0, -1) || "run", files: new Map(inside.map(([path, file]) => [path.slice(folder.length), file])) };
 }
 
-export const statePath = (step) => `checkpoints/${String(step).padStart(12, "0")}.safetensors`;
+const statePath = (step) => `checkpoints/${String(step).padStart(12, "0")}.safetensors`;
 
 // ---------------------------------------------------------------- checks without a replay
 

@@ -39,8 +39,8 @@ async function computed({ corpus, programs, budget }) {
   }
 }
 
-async function answer({ folder, segments, sample, seed, check, stop, budget }) {
-  const recheck = new Recheck(module, 1 << 28);
+async function answer({ folder, segments, sample, seed, check, stop, budget, limit }) {
+  const recheck = new Recheck(module, limit ?? 1 << 28);
   let told = 0;
   const tell = async () => {
     if (++told === stop) throw new Error("stopped");
