@@ -1,11 +1,11 @@
 /* Audits of a run's segments, as `tiebreak audit` makes them (tiebreak/engine/run/audit.py), and what differs in a false one. */
-import { Refused, refuse, bytesOf, utf8, STATE, DATA } from "./module.js";
+import { Refused, refuse, bytesOf, hexOf, utf8, STATE, DATA } from "./module.js";
 import { quoted } from "./formats.js";
 import { DTYPES, piecesOf } from "./tensors.js";
 import { FINITE_LOSSES } from "./job.js";
 import { Replay, operationOf, tensorId } from "./replay.js";
 import { LogFile } from "./logs.js";
-import { Asked, CannotCheck, Fraud, floatOf } from "./run.js";
+import { Asked, CannotCheck, Fraud, Run, floatOf, runIn } from "./run.js";
 
 // ---------------------------------------------------------------- draws
 
@@ -240,6 +240,41 @@ export function lateWords({ late, state }, sampled) {
   const named = names.filter((name) => !(isChecked && OF_SAMPLES.includes(name)));
   if (named.length) found.declared = `by the trainer: ${listed(named)}`;
   return found;
+}
+
+/** The folder that paths have in common. */
+function sharedFolder(paths) {
+  const shared = paths.reduce((all, path) => all.slice(0, all.split("").findIndex((c, k) => c !== path[k]) >>> 0), paths[0] ?? "");
+  return shared.replace(/\/?[^/]*$/, "");
+}
+
+/** A seed that nobody knows. */
+const newSeed = () => hexOf(crypto.getRandomValues(new Uint8Array(16)));
+
+/**
+ * Audits the run in what was dropped: a sample, these segments, or all. Anything but a refusal is thrown.
+ * @param {Map<string, object>} dropped files by path @param {{segments?: number[], sample?: number, seed?: string}} asked
+ * @param {(progress: object) => Promise<void>} tell see `auditSegments`; {memory, due} come first: bytes, and steps to replay
+ * @returns {Promise<{verdict: "agrees" | "fraud" | "could not check" | "asked", said: string, lines: string[]}>}
+ */
+export async function auditDropped(recheck, dropped, { segments, sample, seed = newSeed() }, tell = async () => {}, budget = undefined) {
+  const mark = recheck.exports.mark();
+  try {
+    const { name, files } = runIn(dropped) ?? { name: sharedFolder([...dropped.keys()]), files: dropped };
+    const run = await Run.open(recheck, name, files), signed = await run.signed(), total = signed.records.length;
+    const drawn = sample ? drawSegments(recheck, total, sample, seed, signed.head.run_root) : signed.records.map((_, k) => k);
+    const wanted = segments ?? drawn, known = new Set(wanted.filter((one) => one < total));
+    await tell({ memory: run.program.memory, due: Number(stepsToReplay(run, signed.records, known)), wanted });
+    const done = await auditSegments(run, signed, wanted, tell, budget);
+    const lines = [...(sample ? sampleLines(total, sample, seed) : []), ...done.lines];
+    return { ...done, verdict: "agrees", said: lines.at(-1), lines: lines.slice(0, -1), wanted };
+  } catch (error) {
+    if (!(error instanceof Refused)) throw error;
+    const verdict = error instanceof Fraud ? "fraud" : error instanceof Asked ? "asked" : "could not check";
+    return { verdict, said: error.message, lines: [...(error.details ?? []), ...placeLines(error.place)] };
+  } finally {
+    recheck.exports.release(mark);
+  }
 }
 
 /** The words of `tiebreak audit` on what was checked and what was not. */

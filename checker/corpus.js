@@ -75,7 +75,7 @@ export async function compute(recheck, name, folder, files, tell = async () => {
 
 function logsOf(path, data, steps) {
   const found = [], view = new DataView(data.buffer, data.byteOffset, data.length);
-  for (let at = 0; at + 4 <= data.length; at += 4 + found.at(-1).length) found.push(data.subarray(at + 4, at + 4 + view.getUint32(at)));
+  for (let at = 0; at + 4 <= data.length && found.length <= steps; at += 4 + found.at(-1).length) found.push(data.subarray(at + 4, at + 4 + view.getUint32(at)));
   if (found.reduce((all, log) => all + 4 + log.length, 0) !== data.length || BigInt(found.length) !== steps)
     refuse(`${path}: expected ${steps} whole logs, got ${found.length}`);
   return found;

@@ -18,7 +18,7 @@ export class Fraud extends Refused {
   }
 }
 
-const MAX_FILE = 1 << 16, MAX_MESSAGE = 2048, MAX_RECORDS = 1 << 26, MAX_PROGRAM = 1 << 30, RECORD = 76, SIGNATURE = 65;
+const MAX_FILE = 1 << 16, MAX_MESSAGE = 2048, MAX_RECORDS = 1 << 25, MAX_PROGRAM = 1 << 30, RECORD = 76, SIGNATURE = 65;
 const STATE_NAME = /^checkpoints\/([0-9]{12,20})\.safetensors$/;
 
 const depthOf = (count) => BigInt(count - 1n).toString(2).length * (count > 1n ? 1 : 0);
@@ -195,7 +195,7 @@ export function runIn(files) {
   const job = jobs.sort((a, b) => depth(a) - depth(b))[0];
   if (job === undefined) return null;
   const folder = job.slice(0, -"job.bin".length), inside = [...files].filter(([path]) => path.startsWith(folder));
-  return { name: folder.slice(0, -1) || "run", files: new Map(inside.map(([path, file]) => [path.slice(folder.length), file])) };
+  return { name: folder.slice(0, -1) || "the run", files: new Map(inside.map(([path, file]) => [path.slice(folder.length), file])) };
 }
 
 const statePath = (step) => `checkpoints/${String(step).padStart(12, "0")}.safetensors`;

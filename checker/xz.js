@@ -160,11 +160,13 @@ function* piecesOf(data, at) {
  */
 export function decompressedXz(data, limit) {
   requireXz(data.length > 32 && [0xfd, 0x37, 0x7a, 0x58, 0x5a, 0].every((byte, k) => data[k] === byte));
-  const pieces = [...piecesOf(data, 12 + 4 * (data[12] + 1))], size = pieces.reduce((all, piece) => all + piece.size, 0);
+  const first = 12 + 4 * (data[12] + 1);
+  let size = 0;
+  for (const piece of piecesOf(data, first)) size += piece.size; // there may be millions
   if (size > limit) throw new Error(`expected one whole file of at most ${limit} bytes, got more or less`);
   const lzma = new Lzma(new Uint8Array(size));
   let isReady = false;
-  for (const { kind, isPacked, size: more, start, end } of pieces) {
+  for (const { kind, isPacked, size: more, start, end } of piecesOf(data, first)) {
     const reset = isPacked ? kind >> 5 & 3 : 0;
     if (kind === 1 || reset === 3) lzma.start = lzma.at;
     if (reset > 1) lzma.properties = data[start - 1];

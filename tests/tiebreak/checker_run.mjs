@@ -4,8 +4,8 @@ import { createInterface } from "node:readline";
 import { unpack } from "../../checker/msgpack.js";
 import { Recheck, Refused } from "../../checker/module.js";
 import { compute, namesOf, newKey, statementOf } from "../../checker/corpus.js";
-import { auditSegments, drawSegments, lateWords, placeLines, sampleLines } from "../../checker/audit.js";
-import { Asked, Fraud, Run, checkRun, runIn } from "../../checker/run.js";
+import { auditDropped, lateWords } from "../../checker/audit.js";
+import { Run, checkRun } from "../../checker/run.js";
 import { decompressedXz } from "../../checker/xz.js";
 import { decompressedFrame } from "../../checker/zstandard.js";
 
@@ -39,26 +39,24 @@ async function computed({ corpus, programs, budget }) {
   }
 }
 
-async function answer({ folder, segments, sample, seed, check, stop, budget, limit }) {
-  const recheck = new Recheck(module, limit ?? 1 << 28);
-  let told = 0;
-  const tell = async () => {
+async function answer({ folder, check, stop, budget, limit, ...asked }) {
+  const recheck = new Recheck(module, limit ?? 1 << 28), files = new Map();
+  for (const [path, file] of filesOf(folder)) files.set(`${folder}/${path}`, file);
+  let told = 0, first = null;
+  const tell = async (progress) => {
+    first ??= progress;
     if (++told === stop) throw new Error("stopped");
   };
   try {
-    const { files } = runIn(filesOf(folder)) ?? { files: new Map() };
-    const run = await Run.open(recheck, folder, files);
-    if (check) return { lines: await checkRun(run, tell), memory: run.program.memory };
-    const signed = await run.signed(), total = signed.records.length;
-    const wanted = segments ?? (sample ? drawSegments(recheck, total, sample, seed, signed.head.run_root) : signed.records.map((_, k) => k));
-    const done = await auditSegments(run, signed, wanted, tell, budget && BigInt(budget));
-    const { starts, refused, steps, entries, checked, lines } = done;
-    return { verdict: "agrees", wanted, checked, starts: starts.map(Number), refused: refused.map(Number), steps, entries, told, memory: recheck.exports.memory.buffer.byteLength,
-      lines: [...(sample ? sampleLines(total, sample, seed) : []), ...lines] };
+    if (check) {
+      const run = await Run.open(recheck, folder, filesOf(folder));
+      return { lines: await checkRun(run, tell), memory: run.program.memory };
+    }
+    const done = await auditDropped(recheck, files, asked, tell, budget && BigInt(budget));
+    const { verdict, wanted, steps, entries, said, lines } = done, agrees = verdict === "agrees";
+    return { verdict, wanted, steps, entries, told, due: first?.due, reason: agrees ? "" : said, lines: agrees ? [...lines, said] : lines };
   } catch (error) {
-    if (!(error instanceof Refused)) return { verdict: error.message === "stopped" ? "stopped" : "crash", reason: error.stack, told };
-    const verdict = error instanceof Fraud ? "fraud" : error instanceof Asked ? "asked" : "could not check";
-    return { verdict, reason: error.message, details: error.details ?? [], place: placeLines(error.place), told };
+    return { verdict: error.message === "stopped" ? "stopped" : "crash", reason: error.stack, told };
   }
 }
 
