@@ -109,7 +109,7 @@ class SegmentAudit {
   /** Opens the logs of a segment, which must have the committed root (4). */
   async openLogs(checkpoint) {
     const { run, records } = this, { recheck, program, name } = run, first = run.firstStep(checkpoint), last = run.lastStep(checkpoint);
-    const path = `logs/${String(last).padStart(12, "0")}.log`, roots = [];
+    const path = `logs/${String(last).padStart(12, "0")}.log`, roots = this.logRoots = [];
     this.logs = null;
     for (let step = first; step <= last; step++) {
       roots.push(await this.readLog(step, async () => {
@@ -145,7 +145,10 @@ class SegmentAudit {
     if (run.isLogged) {
       const log = await this.readLog(number, () => this.logs.read(number));
       put = () => {
-        const { at, size, count } = this.logs.put(log, number);
+        const { at, size, count } = this.logs.put(log, number), expected = this.logRoots[Number(number - this.logs.first)];
+        const found = run.recheck.digest("step_log", run.program.at, at, size);
+        if (found !== expected)
+          throw new CannotCheck(`${run.name}: log of step ${number}: expected ${expected}, as it was before, got ${found}`);
         this.entries += count;
         this.loggedSteps++;
         return [at, size];
@@ -188,7 +191,7 @@ class SegmentAudit {
 
 /**
  * Audits segments of a run.
- * @param {Run} run @param {number[]} wanted segments from 0, ascending
+ * @param {Run} run @param {number[]} wanted segments from 0
  * @param {(progress: {steps: number, step: bigint, done: bigint, work: bigint, loss: number}) => Promise<void>} tell called
  *   often: it may wait, to pause, and throw, to stop @returns the lines of `tiebreak audit`, and what it counted
  */
@@ -198,7 +201,7 @@ export async function auditSegments(run, { head, records }, wanted, tell = async
   const audit = new SegmentAudit(run, records, tell, budget), mark = run.recheck.exports.mark(), began = performance.now();
   try {
     await audit.open();
-    for (const checkpoint of wanted) await audit.segment(checkpoint);
+    for (const checkpoint of [...new Set(wanted)].sort((a, b) => a - b)) await audit.segment(checkpoint);
     const { checked, starts, refused, steps, entries } = audit, last = run.lastStep(Number(head.count) - 1);
     const reached = checked.at(-1) === records.length - 1 && run.kept(records).includes(last);
     const sampled = reached ? await sampledIn(run, records, last) : null;
