@@ -39,9 +39,19 @@ async function computed({ corpus, programs, budget }) {
   }
 }
 
-async function answer({ folder, check, stop, budget, limit, ...asked }) {
+/** A file that is another one from some read on. */
+function changing(file, reads) {
+  let count = 0;
+  return { size: file.size, slice: async (from, to) => {
+    const found = await file.slice(from, to);
+    if (++count > reads && found.length) found[found.length - 1] ^= 1;
+    return found;
+  } };
+}
+
+async function answer({ folder, check, stop, budget, limit, changes, ...asked }) {
   const recheck = new Recheck(module, limit ?? 1 << 28), files = new Map();
-  for (const [path, file] of filesOf(folder)) files.set(`${folder}/${path}`, file);
+  for (const [path, file] of filesOf(folder)) files.set(`${folder}/${path}`, changes?.[0] === path ? changing(file, changes[1]) : file);
   let told = 0, first = null;
   const tell = async (progress) => {
     first ??= progress;

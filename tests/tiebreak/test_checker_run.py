@@ -395,6 +395,18 @@ def test_a_replay_stops_when_it_is_told_to(runs: dict[str, Path]) -> None:
     assert [(one["verdict"], one["told"]) for one in found] == [("stopped", 1), ("stopped", 20), ("stopped", 60)]
 
 
+def test_a_file_that_changes_while_it_is_read_is_no_fraud(runs: dict[str, Path], cases: CaseCounter) -> None:
+    folder, log = runs["logged"], "logs/000000000004.log"
+    paths = ("data.safetensors", "records.bin", "checkpoints/000000000000.safetensors", log)
+    asked = [
+        {"folder": str(folder), "segments": [0], "changes": [path, reads]} for path in paths for reads in range(25)
+    ]
+    found = ask(*asked)
+    assert {one["verdict"] for one in found} == {"agrees", "could not check"}
+    assert found[-8]["reason"].startswith(f"{folder}: log of step 1: expected what was committed, got none")
+    cases(len(found))
+
+
 def test_a_replay_needs_no_more_memory_than_is_said(runs: dict[str, Path], cases: CaseCounter) -> None:
     folders = [str(folder) for folder in runs.values()]
     said = [one["memory"] for one in ask(*({"folder": folder, "check": True} for folder in folders))]
