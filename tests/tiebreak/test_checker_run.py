@@ -403,7 +403,7 @@ def test_a_file_that_changes_while_it_is_read_is_no_fraud(runs: dict[str, Path],
     ]
     found = ask(*asked)
     assert {one["verdict"] for one in found} == {"agrees", "could not check"}
-    assert found[-8]["reason"].startswith(f"{folder}: log of step 1: expected what was committed, got none")
+    assert any(one["reason"].startswith(f"{folder}: log of step 1: expected what was committed") for one in found[-9:])
     cases(len(found))
 
 
