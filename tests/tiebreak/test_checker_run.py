@@ -399,7 +399,9 @@ def test_a_file_that_changes_while_it_is_read_is_no_fraud(runs: dict[str, Path],
     folder, log = runs["logged"], "logs/000000000004.log"
     paths = ("data.safetensors", "records.bin", "checkpoints/000000000000.safetensors", log)
     asked = [
-        {"folder": str(folder), "segments": [0], "changes": [path, reads]} for path in paths for reads in range(25)
+        {"folder": str(folder), "segments": [0], "changes": [path, reads]}
+        for path in paths
+        for reads in range(0, 25, 3)
     ]
     found = ask(*asked)
     assert {one["verdict"] for one in found} == {"agrees", "could not check"}
