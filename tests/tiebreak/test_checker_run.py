@@ -36,6 +36,7 @@ from tiebreak.cli.main import run as cli
 from tiebreak.cli.main import tiebreak
 from tiebreak.engine.data.arrays import open_safetensors
 from tiebreak.engine.logged.encoding import BLOCK
+from tiebreak.engine.logged.files import LogFile, log_path
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.segments import draw_segments
 from tiebreak.engine.run.train import Worker
@@ -155,6 +156,17 @@ def grow(path: Path, more: bytes) -> None:
     path.write_bytes(path.read_bytes() + more)
 
 
+def exchange_logs(folder: Path) -> None:
+    """Writes the logs of two steps in each other's place, as a trainer could."""
+    run = RunDirectory.open(folder)
+    segment = range(1, run.job.last_step(0) + 1)
+    first, second, *others = [log_of(run, step) for step in segment]
+    file = LogFile(log_path(folder, segment[-1]), run.program, run.job.id, segment)
+    file.create()
+    for step, log in zip(segment, (second, first, *others), strict=True):
+        file.append(step, log)
+
+
 def relabel(path: Path) -> None:
     """Names another tensor in a header."""
     content = path.read_bytes()
@@ -192,6 +204,7 @@ FAULTS: dict[str, Callable[[Path], object]] = {
     "the job's end": lambda run: grow(run / "job.bin", b"0"),
     "a long job": lambda run: grow(run / "job.bin", bytes(1 << 16)),
     "the program": lambda run: change(run / "program.tbp", 3),
+    "another program": lambda run: (run / "program.tbp").write_bytes(programs.read("mlp").program.encode()),
     "no job": lambda run: (run / "job.bin").rename(run / "job.old"),
 }
 """What is changed in the folder of an honest run."""
@@ -205,6 +218,7 @@ OF_LOGS: dict[str, Callable[[Path], object]] = {
     "a log file's segment": lambda run: change(of_first_segment(run, "logs"), 47),
     "a log too few": lambda run: cut(of_first_segment(run, "logs"), -3),
     "more logs": lambda run: grow(of_first_segment(run, "logs"), bytes(20)),
+    "logs that were not committed": exchange_logs,
     "logs of another segment": lambda run: shutil.copy(last(run, "logs"), of_first_segment(run, "logs")),
 }
 OWN_WORDS = ("no secp256k1 key makes", "program.tbp: ", "Zstandard frame", "cannot be read")
