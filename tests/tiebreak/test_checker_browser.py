@@ -153,6 +153,25 @@ def test_hostile_files_get_one_sentence_each(opened: Watched, desk: Desk, cases:
         cases()
 
 
+def test_dropped_files_are_checked_and_endless_folders_are_not_followed(opened: Watched) -> None:
+    opened.page.evaluate("""() => {
+        const dataTransfer = new DataTransfer();
+        dataTransfer.items.add(new File(["{}"], "certificate.json"));
+        const place = document.querySelector("[data-place=main]");
+        place.dispatchEvent(new DragEvent("drop", { dataTransfer, bubbles: true }));
+    }""")
+    expect(opened.page.locator("#said")).to_contain_text("certificate.json: envelope: expected a field", timeout=30_000)
+    folder = "const folder = (name, inner) => ({ name, isFile: false, createReader: () => ({ readEntries: inner }) });"
+    wide = "const inner = (take) => take(Array.from({ length: 100 }, () => folder('x', (end) => end([]))));"
+    deepest = "let left = 1; const inner = (take) => take(left-- > 0 ? [folder('x', inner)] : []);"
+    found = opened.page.evaluate(
+        f"async () => {{ {folder} {wide} return (await walk([folder('top', inner)])).length; }}"
+    )
+    assert found == 10_001
+    found = opened.page.evaluate(f"async () => {{ {folder} {deepest} return walk([folder('top', inner)]); }}")
+    assert found == [["top/x", None]]
+
+
 def test_work_is_paused_and_stopped_with_the_page_alive(opened: Watched, desk: Desk) -> None:
     """A file of 1.5 GB, which takes a while to hash, does not fill the memory."""
     size = 3 << 29
