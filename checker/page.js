@@ -143,9 +143,9 @@ for (const place of document.querySelectorAll(".drop")) {
   place.ondrop = async (event) => {
     event.preventDefault();
     over(false);
-    const roots = [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry()).filter(Boolean);
+    const { items, files } = event.dataTransfer, roots = [...items].map((item) => item.webkitGetAsEntry()).filter(Boolean);
     try {
-      add(name, await walk(roots));
+      add(name, roots.length ? await walk(roots) : [...files].map((file) => [file.name, file]));
     } catch (error) {
       showResult({ holds: false, title: "This cannot be checked", said: `what was dropped cannot be read: ${error.message}` });
     }

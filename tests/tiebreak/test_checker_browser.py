@@ -135,6 +135,7 @@ def test_a_folder_with_hostile_names_is_text(opened: Watched, desk: Desk) -> Non
     assert said.startswith(f"{HOSTILE}: expected model.safetensors")
     assert "onerror" in said
     assert opened.page.locator("img").count() == 0
+    opened.page.get_by_text("Options").click()
     opened.page.get_by_label("Accept a folder with files").check()
     expect(opened.page.locator("#title")).to_contain_text("The certificate holds", timeout=30_000)
 
@@ -150,6 +151,25 @@ def test_hostile_files_get_one_sentence_each(opened: Watched, desk: Desk, cases:
         expect(opened.page.locator("#said")).to_contain_text(said, timeout=30_000)
         opened.page.get_by_role("button", name=f"Remove {path.name}").click()
         cases()
+
+
+def test_dropped_files_are_checked_and_endless_folders_are_not_followed(opened: Watched) -> None:
+    opened.page.evaluate("""() => {
+        const dataTransfer = new DataTransfer();
+        dataTransfer.items.add(new File(["{}"], "certificate.json"));
+        const place = document.querySelector("[data-place=main]");
+        place.dispatchEvent(new DragEvent("drop", { dataTransfer, bubbles: true }));
+    }""")
+    expect(opened.page.locator("#said")).to_contain_text("certificate.json: envelope: expected a field", timeout=30_000)
+    folder = "const folder = (name, inner) => ({ name, isFile: false, createReader: () => ({ readEntries: inner }) });"
+    wide = "const inner = (take) => take(Array.from({ length: 100 }, () => folder('x', (end) => end([]))));"
+    deepest = "let left = 1; const inner = (take) => take(left-- > 0 ? [folder('x', inner)] : []);"
+    found = opened.page.evaluate(
+        f"async () => {{ {folder} {wide} return (await walk([folder('top', inner)])).length; }}"
+    )
+    assert found == 10_001
+    found = opened.page.evaluate(f"async () => {{ {folder} {deepest} return walk([folder('top', inner)]); }}")
+    assert found == [["top/x", None]]
 
 
 def test_work_is_paused_and_stopped_with_the_page_alive(opened: Watched, desk: Desk) -> None:
@@ -179,12 +199,14 @@ def test_work_is_paused_and_stopped_with_the_page_alive(opened: Watched, desk: D
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[str]:
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None:
-            pass
+def served(folder: Path, asked: list[str]) -> Iterator[str]:
+    """The address of a server of a folder, which notes each request."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+    class Noting(SimpleHTTPRequestHandler):
+        def log_message(self, *given: Any) -> None:
+            asked.append(str(given[1]))
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Noting, directory=str(folder)))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
@@ -196,36 +218,36 @@ def test_the_page_works_offline_and_can_neither_load_nor_send(
     chromium: Browser, desk: Desk, cases: CaseCounter
 ) -> None:
     """Whatever runs in it, the policy refuses each way out before a request is made."""
-    context = chromium.new_context()
-    with served(PAGE.parent) as address:
+    context, requests = chromium.new_context(), list[str]()
+    with served(PAGE.parent, requests) as address:
         watched = Watched(context.new_page(), f"{address}/{PAGE.name}")
-    context.set_offline(True)
-    watched.drop(desk.certificate, desk.weights)
-    assert watched.result().startswith("The certificate holds")
-    assert watched.problems == []
-    before = [url for url in watched.asked if url.startswith("http")]
-    assert before == [f"{address}/{PAGE.name}"]
-    context.set_offline(False)
-    elsewhere = "http://127.0.0.1:9/"
-    for attempt in (
-        f"fetch('{elsewhere}')", f"new Image().src = '{elsewhere}'", "new WebSocket('ws://127.0.0.1:9')",
-        f"navigator.sendBeacon('{elsewhere}', 'x')", f"new EventSource('{elsewhere}')", f"new Worker('{elsewhere}')",
-        f"document.body.append(Object.assign(document.createElement('script'), {{src: '{elsewhere}'}}))",
-        "document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.ran = 1'}))",
-        f"document.body.append(Object.assign(document.createElement('iframe'), {{src: '{elsewhere}'}}))",
-        f"l = document.createElement('link'); l.rel = 'stylesheet'; l.href = '{elsewhere}'; document.body.append(l)",
-        f"const f = document.createElement('form'); f.action = '{elsewhere}'; document.body.append(f); f.submit()",
-        f"new Worker(URL.createObjectURL(new Blob([`fetch('{elsewhere}')`])))",
-    ):  # fmt: skip
-        watched.problems.clear()
-        watched.page.evaluate(
-            f"(async () => {{ try {{ {attempt}; }} catch (error) {{ console.log(String(error)); }} }})()"
-        )
-        watched.page.wait_for_timeout(150)
-        assert any("Content Security Policy" in text or "SecurityError" in text for text in watched.problems), attempt
-        cases()
-    assert watched.page.evaluate("window.ran") is None
-    assert [url for url in watched.asked if url.startswith(("http", "ws"))] == before
+        context.set_offline(True)
+        watched.drop(desk.certificate, desk.weights)
+        assert watched.result().startswith("The certificate holds")
+        assert watched.problems == []
+        context.set_offline(False)
+        there, socket = f"{address}/inter.woff2", address.replace("http", "ws")
+        for attempt in (
+            f"await fetch('{there}')", f"new Image().src = '{there}'", f"new WebSocket('{socket}')",
+            f"navigator.sendBeacon('{there}', 'x')", f"new EventSource('{there}')", f"new Worker('{there}')",
+            f"document.body.append(Object.assign(document.createElement('script'), {{src: '{there}'}}))",
+            "document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.ran = 1'}))",
+            f"document.body.append(Object.assign(document.createElement('iframe'), {{src: '{there}'}}))",
+            f"l = document.createElement('link'); l.rel = 'stylesheet'; l.href = '{there}'; document.body.append(l)",
+            f"const f = document.createElement('form'); f.action = '{there}'; document.body.append(f); f.submit()",
+            f"const text = `fetch('{there}').catch((e) => postMessage(String(e)))`;"
+            "const w = new Worker(URL.createObjectURL(new Blob([text])));"
+            "console.log(await new Promise((said) => { w.onmessage = ({ data }) => said(data); }))",
+        ):  # fmt: skip
+            watched.problems.clear()
+            run = f"(async () => {{ let l; try {{ {attempt}; }} catch (error) {{ console.log(String(error)); }} }})()"
+            watched.page.evaluate(run)
+            watched.page.wait_for_timeout(150)
+            refused = ("Content Security Policy", "Failed to fetch")
+            assert any(words in text for text in watched.problems for words in refused), (attempt, watched.problems)
+            cases()
+        assert watched.page.evaluate("window.ran") is None
+        assert len(requests) == 1, "the page itself; Chromium also tells of requests that the policy stopped"
     context.close()
 
 
