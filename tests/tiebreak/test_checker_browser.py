@@ -1,0 +1,280 @@
+"""The page that checks files, in Debian's Chromium: it asks for nothing, works offline, and shows names as text."""
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from scripts import checker
+from tests.conftest import CaseCounter
+from tests.tiebreak.parties import Commands, Parties
+from tests.tiebreak.strict_html import Strict
+from tests.tiebreak.test_certificates import Desk
+
+pytestmark = pytest.mark.slow
+built = pytest.mark.skipif(not checker.MODULE.exists(), reason="needs recheck.wasm, which make wasm builds")
+PAGE = checker.PAGE
+HOSTILE = "<img src=x onerror=alert(1)>&\"' {{ x }}"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    path = shutil.which("chromium")
+    assert path, "expected Debian's package chromium, which .ci/run installs"
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+
+
+class Watched:
+    """A page that notes what it asks for and complains about."""
+
+    def __init__(self, page: Page, url: str) -> None:
+        self.page, self.asked, self.problems = page, list[str](), list[str]()
+        page.on("console", lambda said: self.problems.append(said.text))
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        page.context.on("request", lambda request: self.asked.append(request.url))
+        page.goto(url)
+
+    def drop(self, *paths: Path, place: str = "main") -> None:
+        """Gives files to the page, or one folder."""
+        inputs = self.page.locator(f"[data-place={place}] input")
+        (inputs.nth(1) if paths[0].is_dir() else inputs.nth(0)).set_input_files([str(path) for path in paths])
+
+    def result(self) -> str:
+        """The title of the finding, when there is one."""
+        expect(self.page.locator("#title")).not_to_be_empty(timeout=30_000)
+        expect(self.page.locator("#work")).to_be_hidden(timeout=30_000)
+        return self.page.locator("#title").inner_text()
+
+    def states(self) -> list[str]:
+        return [item.get_attribute("data-state") or "" for item in self.page.locator("#checks li").all()]
+
+    def lines(self, name: str) -> list[str]:
+        return self.page.locator(f"#{name} li").all_inner_texts()
+
+
+@pytest.fixture
+def opened(chromium: Browser) -> Iterator[Watched]:
+    """The page from the disk. It may ask for itself and its worker, and for nothing else."""
+    context = chromium.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
+    watched = Watched(context.new_page(), PAGE.as_uri())
+    yield watched
+    context.close()
+    assert watched.problems == []
+    assert [url for url in watched.asked if not url.startswith(("blob:", PAGE.as_uri(), "data:font/"))] == []
+
+
+@pytest.fixture
+def desk(parties: Parties, tmp_path: Path, command: Commands) -> Desk:
+    made = Desk(parties, tmp_path, command)
+    made.certify("trainer")
+    return made
+
+
+@built
+def test_the_page_holds_exactly_what_its_sources_make() -> None:
+    made = checker.assembled()
+    assert made == checker.assembled()
+    assert made == PAGE.read_text("utf-8"), "run python scripts/checker.py"
+    read = Strict(made)
+    assert {tag for tag, _ in read.seen}.isdisjoint({"img", "link", "iframe", "form", "object", "base"})
+    policy = next(attributes["content"] for _, attributes in read.seen if "http-equiv" in attributes)
+    assert policy
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe-inline" not in policy
+    assert "'unsafe-eval'" not in policy
+
+
+def test_the_page_says_in_a_browser_what_the_command_says(opened: Watched, desk: Desk) -> None:
+    opened.drop(desk.certificate)
+    assert opened.result().startswith("The certificate holds")
+    assert opened.states() == ["holds", *["unasked"] * 6]
+    opened.drop(desk.weights)
+    told = desk.verify(desk.weights)
+    expect(opened.page.locator("#checks [data-state=holds]")).to_have_count(4, timeout=30_000)
+    assert opened.result() == told.split("\n")[0]
+    assert opened.states() == ["holds", "unasked", "holds", "holds", "holds", "unasked", "unasked"]
+    for line in opened.lines("proves") + opened.lines("open"):
+        assert line.replace(" model.safetensors ", f" {desk.weights} ") in told
+    assert len(opened.lines("proves")) + len(opened.lines("open")) == told.count("\n  - ")
+
+
+def test_false_weights_are_named_and_their_check_is_marked(opened: Watched, desk: Desk) -> None:
+    data = bytearray(desk.weights.read_bytes())
+    data[-1] ^= 1
+    desk.weights.write_bytes(data)
+    opened.drop(desk.certificate, desk.weights)
+    expect(opened.page.locator("#title")).to_have_text("It does not hold", timeout=30_000)
+    assert "another name, type, shape or value" in opened.page.locator("#said").inner_text()
+    assert opened.states() == ["holds", "unasked", "holds", "unknown", "fails", "unasked", "unasked"]
+    status = opened.page.get_by_role("status").text_content()
+    assert status
+    assert status.startswith("It does not hold. model.safetensors: weights: expected tensors under state root")
+    assert not opened.page.locator("#holding").is_visible()
+
+
+def test_a_folder_with_hostile_names_is_text(opened: Watched, desk: Desk) -> None:
+    folder = desk.folder / HOSTILE.replace("/", "")
+    folder.mkdir()
+    desk.weights.rename(folder / "model.safetensors")
+    (folder / f"{HOSTILE}.json").write_text(json.dumps({"auto_map": HOSTILE}))
+    opened.drop(folder)
+    assert opened.result() == "This cannot be checked"
+    opened.drop(desk.certificate)
+    expect(opened.page.locator("#title")).to_have_text("It does not hold", timeout=30_000)
+    said = opened.page.locator("#said").inner_text()
+    assert said.startswith(f"{HOSTILE}: expected model.safetensors")
+    assert "onerror" in said
+    assert opened.page.locator("img").count() == 0
+    opened.page.get_by_text("Options").click()
+    opened.page.get_by_label("Accept a folder with files").check()
+    expect(opened.page.locator("#title")).to_contain_text("The certificate holds", timeout=30_000)
+
+
+def test_hostile_files_get_one_sentence_each(opened: Watched, desk: Desk, cases: CaseCounter) -> None:
+    zeros, header = desk.folder / "zeros.safetensors", desk.folder / "header.safetensors"
+    with zeros.open("wb") as file:
+        file.truncate(5 << 30)
+    header.write_bytes((100_000_000).to_bytes(8, "little") + bytes(1000))
+    opened.drop(desk.certificate)
+    for path, said in ((zeros, "not a readable safetensors header"), (header, "at most 16777216 bytes, got 100000000")):
+        opened.drop(path)
+        expect(opened.page.locator("#said")).to_contain_text(said, timeout=30_000)
+        opened.page.get_by_role("button", name=f"Remove {path.name}").click()
+        cases()
+
+
+def test_dropped_files_are_checked_and_endless_folders_are_not_followed(opened: Watched) -> None:
+    opened.page.evaluate("""() => {
+        const dataTransfer = new DataTransfer();
+        dataTransfer.items.add(new File(["{}"], "certificate.json"));
+        const place = document.querySelector("[data-place=main]");
+        place.dispatchEvent(new DragEvent("drop", { dataTransfer, bubbles: true }));
+    }""")
+    expect(opened.page.locator("#said")).to_contain_text("certificate.json: envelope: expected a field", timeout=30_000)
+    folder = "const folder = (name, inner) => ({ name, isFile: false, createReader: () => ({ readEntries: inner }) });"
+    wide = "const inner = (take) => take(Array.from({ length: 100 }, () => folder('x', (end) => end([]))));"
+    deepest = "let left = 1; const inner = (take) => take(left-- > 0 ? [folder('x', inner)] : []);"
+    found = opened.page.evaluate(
+        f"async () => {{ {folder} {wide} return (await walk([folder('top', inner)])).length; }}"
+    )
+    assert found == 10_001
+    found = opened.page.evaluate(f"async () => {{ {folder} {deepest} return walk([folder('top', inner)]); }}")
+    assert found == [["top/x", None]]
+
+
+def test_work_is_paused_and_stopped_with_the_page_alive(opened: Watched, desk: Desk) -> None:
+    """A file of 1.5 GB, which takes a while to hash, does not fill the memory."""
+    size = 3 << 29
+    text = json.dumps({"x": {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}}).encode()
+    large = desk.folder / "large.safetensors"
+    with large.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + size)
+    page, far = opened.page, opened.page.locator("#far")
+    opened.drop(desk.certificate, large)
+    expect(far).to_contain_text("of 1.6 GB read", timeout=30_000)
+    pause = page.get_by_role("button", name="Pause")
+    pause.focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Go on")).to_be_visible()
+    page.wait_for_timeout(500)
+    paused = far.inner_text()
+    page.wait_for_timeout(500)
+    assert far.inner_text() == paused
+    page.get_by_role("button", name="Go on").click()
+    expect(far).not_to_have_text(paused, timeout=30_000)
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_role("status")).to_have_text("Stopped.")
+    expect(page.locator("#work")).to_be_hidden()
+
+
+@contextmanager
+def served(folder: Path, asked: list[str]) -> Iterator[str]:
+    """The address of a server of a folder, which notes each request."""
+
+    class Noting(SimpleHTTPRequestHandler):
+        def log_message(self, *given: Any) -> None:
+            asked.append(str(given[1]))
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Noting, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+
+
+def test_the_page_works_offline_and_can_neither_load_nor_send(
+    chromium: Browser, desk: Desk, cases: CaseCounter
+) -> None:
+    """Whatever runs in it, the policy refuses each way out before a request is made."""
+    context, requests = chromium.new_context(), list[str]()
+    with served(PAGE.parent, requests) as address:
+        watched = Watched(context.new_page(), f"{address}/{PAGE.name}")
+        context.set_offline(True)
+        watched.drop(desk.certificate, desk.weights)
+        assert watched.result().startswith("The certificate holds")
+        assert watched.problems == []
+        context.set_offline(False)
+        there, socket = f"{address}/inter.woff2", address.replace("http", "ws")
+        for attempt in (
+            f"await fetch('{there}')", f"new Image().src = '{there}'", f"new WebSocket('{socket}')",
+            f"navigator.sendBeacon('{there}', 'x')", f"new EventSource('{there}')", f"new Worker('{there}')",
+            f"document.body.append(Object.assign(document.createElement('script'), {{src: '{there}'}}))",
+            "document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.ran = 1'}))",
+            f"document.body.append(Object.assign(document.createElement('iframe'), {{src: '{there}'}}))",
+            f"l = document.createElement('link'); l.rel = 'stylesheet'; l.href = '{there}'; document.body.append(l)",
+            f"const f = document.createElement('form'); f.action = '{there}'; document.body.append(f); f.submit()",
+            f"const text = `fetch('{there}').catch((e) => postMessage(String(e)))`;"
+            "const w = new Worker(URL.createObjectURL(new Blob([text])));"
+            "console.log(await new Promise((said) => { w.onmessage = ({ data }) => said(data); }))",
+        ):  # fmt: skip
+            watched.problems.clear()
+            run = f"(async () => {{ let l; try {{ {attempt}; }} catch (error) {{ console.log(String(error)); }} }})()"
+            watched.page.evaluate(run)
+            watched.page.wait_for_timeout(150)
+            refused = ("Content Security Policy", "Failed to fetch")
+            assert any(words in text for text in watched.problems for words in refused), (attempt, watched.problems)
+            cases()
+        assert watched.page.evaluate("window.ran") is None
+        assert len(requests) == 1, "the page itself; Chromium also tells of requests that the policy stopped"
+    context.close()
+
+
+@pytest.mark.parametrize("width", [320, 390, 1600])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_is_wider_than_the_window(opened: Watched, desk: Desk, width: int, scheme: Any) -> None:
+    page = opened.page
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({"width": width, "height": 844})
+    opened.drop(desk.certificate, desk.weights)
+    opened.result()
+    page.locator("details").evaluate_all("all => all.forEach((one) => { one.open = true; })")
+    found, there = page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
+    assert found <= there
+    if pictures := os.environ.get("CHECKER_PICTURES"):
+        page.screenshot(path=f"{pictures}/checker-{scheme}-{width}.png", full_page=True)
+
+
+def test_each_control_has_a_name_and_is_reached_by_the_keyboard(opened: Watched) -> None:
+    page, names = opened.page, list[str]()
+    for _ in range(6):
+        page.keyboard.press("Tab")
+        names.append(page.evaluate("(document.activeElement.labels?.[0] ?? document.activeElement).innerText.trim()"))
+    choose = ["Choose files", "Choose a folder"]
+    assert names == ["Skip to the content", *choose, *choose, "Options"]
+    page.keyboard.press("Enter")
+    for name in ("Who must have signed", "Accept other bytes", "Accept a folder"):
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.labels[0].innerText.trim()").startswith(name)
+    assert page.evaluate("document.documentElement.lang") == "en"
