@@ -123,9 +123,10 @@ $(COMPILER_STAMP):
 	$(COMPILER)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --require-hashes -r recheck/compiler.txt
 	touch $@
 
-wasm: setup $(COMPILER_STAMP) ## recheck as a WebAssembly module in recheck/build/: build it (100 MB of compiler) and test it
+wasm: setup $(COMPILER_STAMP) ## recheck as a WebAssembly module and the page that holds it: build (100 MB of compiler), test both (Node; Debian's chromium)
 	$(MAKE) -C recheck wasm ZIG="$(abspath $(COMPILER))/bin/python -m ziglang"
-	TIEBREAK_NEED_WASM=1 $(BIN)/python -m pytest -n0 -m "" tests/protocol/test_wasm.py
+	$(BIN)/python scripts/checker.py $(CHECK)
+	TIEBREAK_NEED_WASM=1 $(BIN)/python -m pytest -n0 -m "" tests/protocol/test_wasm.py tests/tiebreak/test_checker*.py
 
 gpu: setup ## Measure a GPU in slices of 4 minutes; killed, it goes on (OPTIONS=--list: what is done; "--device cpu": a trial without one)
 	$(BIN)/python -m benchmarks.gpu $(OPTIONS)

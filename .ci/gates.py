@@ -76,7 +76,7 @@ GATES: Final = (
     Gate(name="docs", command="make docs"),
     Gate(name="reproducible", command="make dist"),
     Gate(name="newest", command="make newest"),
-    Gate(name="wasm", command="make wasm"),
+    Gate(name="wasm", command="make wasm CHECK=--check", after=("setup", "debian", "npm")),
     Gate(name="postgres", command=POSTGRES, cores=0.5, after=("setup", "debian")),
     Gate(name="demo", command="make demo"),
     Gate(name="tree", command="git diff --exit-code --stat", after=(EVERYTHING_ELSE,)),
