@@ -68,6 +68,7 @@ bool twoHeads;                      /* it signed two that contradict each other 
 bool logged, clientHonest;
 byte shown = LAST;                  /* the logs of heads up to this count can be had */
 byte receipts;                      /* the client has signed for the logs up to this head */
+byte forbidden;                     /* the segment, if any, whose losses the job forbids: it demands finite ones */
 bool trained = true;                /* an honest trainer has had a block for its next segment, since it may compute it */
 bool published;                     /* the honest challenger's proof, with answer and salt, is in the queue */
 byte pendingFor;                    /* ticks for which it has been */
@@ -237,8 +238,9 @@ inline challenge(g, count) {
 #else
 #define isInTime        (!isLate)
 #endif
-/* A trainer of policy `logged` goes one head ahead of the receipts. */
-#define mayPost         (headCount < LAST && isInTime && (!trainerHonest || !logged || (headCount <= receipts && trained)))
+/* A trainer of policy `logged` goes one head ahead of the receipts, and signs no head that commits to a forbidden loss. */
+#define isForbidden(c)  (forbidden > 0 && forbidden <= (c))
+#define mayPost         (headCount < LAST && isInTime && (!trainerHonest || !logged || (headCount <= receipts && trained && !isForbidden(headCount + 1))))
 #define mustPost        (trainerHonest && mayPost)
 #define mustSign        (clientHonest && logged && status == ACTIVE && receipts < headCount && hasLogs(headCount))
 #define mustProve       (published && games[0].phase == PROVE && pendingFor >= DELAY)
@@ -268,11 +270,18 @@ inline challenge(g, count) {
 #define isOverToPart    !isOpenAt(age, audit)
 #endif
 #define mayPart         (status == ACTIVE && logged && headCount > 0 && receipts < LAST && noGamesToPart)
+#ifdef MUTANT_NO_PART_AT_FIRST
+#define mayPartAtFirst  false
+#else
+#define mayPartAtFirst  (status == ACTIVE && forbidden > 0 && headCount == 0 && !isLate && noGamesToPart)
+#endif
 #define isClientsTime   (headCount < LAST && since > DEADLINE)
 /* A client that looks after its reward lets no block pass in which it may end a job that is late. */
 #define mustAbandon     (headCount < LAST && isLate && mayAbandon && noGamesLeft)
 #define mustPart        (mayPart && (isOverToPart || isClientsTime))
-#define isDue           (status == ACTIVE && ((isLastCall && mayAudit && mustChallenge) || (isLastPost && mustPost) || mustProve || mustAnswer || mustAbandon || mustPart))
+#define mustReport      isForbidden(headCount)
+#define mustPartAtFirst (isLastPost && trainerHonest && mayPartAtFirst && isForbidden(1))
+#define isDue           (status == ACTIVE && ((isLastCall && mayAudit && mustChallenge) || (isLastPost && mustPost) || mustProve || mustAnswer || mustAbandon || mustPart || mustReport || mustPartAtFirst))
 
 #define runs(g)         (isRunning(g) && !isTimedOut(g))
 #if GAMES == 2
@@ -337,8 +346,9 @@ inline tick() {
 #define isPaidForLies   (clientHonest && ((receipts >= 1 && isFalseHead(1)) || (receipts >= 2 && isFalseHead(2))))
 
 inline partWays() {
-    /* An honest trainer has computed one segment without a receipt, and an honest client keeps no receipt back. */
-    assert(!trainerHonest || (headCount <= receipts + 1 && !clientHonest));
+    /* An honest trainer has computed one segment without a receipt. An honest client keeps no receipt back: then the
+     * trainer has come to a loss that it must not sign. */
+    assert(!trainerHonest || (headCount <= receipts + 1 && (!clientHonest || isForbidden(headCount + 1))));
     close(PARTED);
     credit[TRAINER] = credit[TRAINER] + TRAINER_STAKE + REWARD * receipts / LAST;
     credit[CLIENT] = credit[CLIENT] + REWARD - REWARD * receipts / LAST
@@ -423,6 +433,11 @@ active proctype Board() {
         if
         :: clientHonest = false :: clientHonest = true
         fi;
+#ifdef FINITE_LOSSES
+        if
+        :: forbidden = 0 :: forbidden = 1 :: forbidden = 2
+        fi;
+#endif
 #endif
         if
         :: computes = false :: computes = true
@@ -436,6 +451,10 @@ active proctype Board() {
     :: atomic { status == ACTIVE && logged && receipts < headCount && (!clientHonest || hasLogs(headCount)) ->
         receipts = headCount; audited() }
     :: atomic { mayPart && isOverToPart -> assert(!isPaidForLies); partWays(); audited() }
+    /* The trainer's choice alone, in a job that demands finite losses, until it could be abandoned. */
+    :: atomic { mayPartAtFirst && (!trainerHonest || isForbidden(1)) -> partWays(); audited() }
+    /* The record of a forbidden loss convicts, whoever opens it, with a game open or not. */
+    :: atomic { status == ACTIVE && forbidden > 0 && (!trainerHonest || isForbidden(headCount)) -> slash(ANYONE); audited() }
     /* The client's own choice: it parts before the last head's window is over. */
     :: atomic { mayPart && isClientsTime -> partWays(); audited() }
     :: atomic { status == ACTIVE && twoHeads -> slash(ANYONE); audited() }
@@ -454,6 +473,7 @@ active proctype Board() {
     :: atomic { status == ACTIVE && headCount == LAST && isReceipted && isWindowOver && noGames ->
         /* No false head is ever paid for while somebody honest looks, and the client asks for the logs. */
         assert(falseHeads == 0 || (logged && !clientHonest));
+        assert(!isForbidden(LAST));
         close(SETTLED);
         credit[TRAINER] = credit[TRAINER] + REWARD + TRAINER_STAKE;
         audited() }

@@ -58,6 +58,12 @@ class Result:
 PROPERTIES: Final = (
     Run(model="board", what="three games, clocks of 1", defines=("GAMES 3", "CLOCK 1"), is_large=True),
     Run(model="board", what="policy logged, two games, clocks of 2", defines=("LOGGED",), is_large=True),
+    Run(
+        model="board",
+        what="finite losses demanded, clocks of 1",
+        defines=("LOGGED", "FINITE_LOSSES", "CLOCK 1"),
+        is_large=True,
+    ),
     Run(model="game", what="one game, clocks of 3", defines=("CLOCK 3",), is_large=True),
     Run(model="board", what="two games, clocks of 3", defines=("CLOCK 3",), is_large=True),
     Run(model="talk", what="a talk of 4, clocks of 3", defines=("TALK 4", "CLOCK 3"), is_large=True),
@@ -112,6 +118,11 @@ MUTANTS: Final = tuple(
         ("board", "MUTANT_SETTLE_WITHOUT_RECEIPT, LOGGED", "a job of policy logged settles without its receipts"),
         ("board", "MUTANT_PART_EARLY, LOGGED", "part before the window is over"),
         ("board", "MUTANT_PART_OVER_GAMES, LOGGED", "part with a game open"),
+        (
+            "board",
+            "MUTANT_NO_PART_AT_FIRST, LOGGED, FINITE_LOSSES, CLOCK 1",
+            "no way out of a program whose first segment has a forbidden loss",
+        ),
         ("seats", "MUTANT_SEAL_AFTER_OPENING", "a root sealed after the head was opened"),
         ("seats", "MUTANT_DRAW_GIVES_NO_TIME", "the time for audits counts from the final seal"),
         ("seats", "MUTANT_CLAIM_TWICE", "a seal is kept when it is claimed"),
@@ -129,8 +140,8 @@ MUTANTS: Final = tuple(
 )
 
 WITNESSES: Final = tuple(
-    Run(model=model, what=f"reached: {expression}", defines=(f"WITNESS ({expression})",), fails=True)
-    for model, expression in (
+    Run(model=model, what=f"reached: {expression}", defines=(f"WITNESS ({expression})", *defines), fails=True)
+    for model, expression, *defines in (
         ("game", "honest == DEFENDER && reason == RECOMPUTED"),
         ("game", "honest == DEFENDER && reason == PADDING"),
         ("game", "honest == DEFENDER && reason == TIMEOUT"),
@@ -150,6 +161,7 @@ WITNESSES: Final = tuple(
         ("board", "games[0].verdict == VOID && computes"),
         ("board", "status == ABANDONED"),
         ("board", "status == CANCELLED"),
+        ("board", "trainerHonest && status == PARTED && headCount == 0", "LOGGED", "FINITE_LOSSES", "CLOCK 1"),
         ("seats", "trainerHonest && status == SETTLED && credit[HONEST] == BOND + FEE"),
         ("seats", "status == SLASHED && isOpened && credit[HONEST] == BOND + FEE + 2 * SHARE"),
         ("seats", "status == SLASHED && head == TRUE_ROOT && credit[HONEST] == BOND"),

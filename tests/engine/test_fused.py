@@ -26,7 +26,7 @@ def python(*arguments: str) -> str:
 FEW = [["hashing"], ["sums", "operands"], ["chains", "indices", "graphs", "integers", "workers"]]
 
 
-@pytest.mark.parametrize("names", slow_except(FEW, FEW[0]), ids=["hashing", "sums", "others"])
+@pytest.mark.parametrize("names", slow_except(FEW), ids=["hashing", "sums", "others"])
 def test_triton_kernels_match_integers_in_the_interpreter(names: list[str], cases: Callable[[int], None]) -> None:
     found = json.loads(python("-m", "tests.engine.interpreted", *names))
     assert list(found) == names

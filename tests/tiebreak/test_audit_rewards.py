@@ -30,6 +30,8 @@ from tiebreak.protocol.commitments.statement import sign
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.program.isa import DType
 
+pytestmark = pytest.mark.slow
+
 MINE: Final = """
 print('output of a script')
 from pathlib import Path

@@ -142,6 +142,7 @@ def metric(model: Any, scored: Any) -> float:
     return float(state[f"model.{METRICS}"][0])
 
 
+@pytest.mark.slow
 def test_each_other_token_is_found(folder: Path) -> None:
     made = sampler(folder, answers=2, length=5)
     right = made.run().tokens

@@ -193,6 +193,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tiebreak.Run:
     return found
 
 
+@pytest.mark.slow
 def test_losses_are_those_of_trl_while_ratios_are_clipped(run: tiebreak.Run, tmp_path: Path) -> None:
     ours: Any = vars(run)["trainer"]
     theirs = made(tmp_path / "theirs", **CASES["all weights, KL, two iterations"])

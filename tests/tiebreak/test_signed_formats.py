@@ -310,7 +310,7 @@ def test_no_mutant_of_a_signed_format_is_accepted(desk: Desk, other: Desk, cases
     refuse_mutants(desk, other, 250, cases)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_mutant_of_ten_thousand_of_a_signed_format_is_accepted(
     desk: Desk, other: Desk, cases: Callable[[int], None]
 ) -> None:

@@ -462,6 +462,7 @@ def test_the_command_removes_rows_and_checks_its_receipt(
     assert "expected numbers of rows, as a JSON list or lines, got" in line
 
 
+@pytest.mark.slow
 def test_a_text_across_two_windows_is_proven_and_removed_with_both(
     run: Path, parties: Parties, tmp_path: Path, command: Commands
 ) -> None:
