@@ -2,23 +2,28 @@
 
 import json
 import os
+import re
 import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
+from safetensors.torch import load_file, save_file
 
 from scripts import checker
 from tests.conftest import CaseCounter
-from tests.tiebreak.parties import Commands, Parties
+from tests.tiebreak.parties import Commands, Parties, flip
 from tests.tiebreak.strict_html import Strict
 from tests.tiebreak.test_certificates import Desk
+from tiebreak.api.corpus import programs
+from tiebreak.engine.run.directory import RunDirectory
 
 pytestmark = pytest.mark.slow
 built = pytest.mark.skipif(not checker.MODULE.exists(), reason="needs recheck.wasm, which make wasm builds")
@@ -48,6 +53,24 @@ class Watched:
         """Gives files to the page, or one folder."""
         inputs = self.page.locator(f"[data-place={place}] input")
         (inputs.nth(1) if paths[0].is_dir() else inputs.nth(0)).set_input_files([str(path) for path in paths])
+
+    def start(self, **options: str) -> str:
+        """What a replay with these options takes, which is said before it is started."""
+        for label, value in options.items():
+            self.page.locator(f"#{label}").fill(value)
+            self.page.locator(f"#{label}").blur()
+        expect(self.page.get_by_role("button", name="Start")).to_be_visible(timeout=30_000)
+        plan = self.page.locator("#plan").inner_text()
+        self.page.get_by_role("button", name="Start").click()
+        return plan
+
+    def picture(self, name: str) -> None:
+        """Keeps pictures for a person to look at, if they are asked for."""
+        if folder := os.environ.get("CHECKER_PICTURES"):
+            for width, scheme in product((390, 1280), ("light", "dark")):
+                self.page.set_viewport_size({"width": width, "height": 844})
+                self.page.emulate_media(color_scheme=scheme)
+                self.page.screenshot(path=f"{folder}/{name}-{scheme}-{width}.png", full_page=True)
 
     def result(self) -> str:
         """The title of the finding, when there is one."""
@@ -106,6 +129,7 @@ def test_the_page_says_in_a_browser_what_the_command_says(opened: Watched, desk:
     for line in opened.lines("proves") + opened.lines("open"):
         assert line.replace(" model.safetensors ", f" {desk.weights} ") in told
     assert len(opened.lines("proves")) + len(opened.lines("open")) == told.count("\n  - ")
+    opened.picture("certificate")
 
 
 def test_false_weights_are_named_and_their_check_is_marked(opened: Watched, desk: Desk) -> None:
@@ -172,6 +196,80 @@ def test_dropped_files_are_checked_and_endless_folders_are_not_followed(opened: 
     assert found == [["top/x", None]]
 
 
+def test_several_bases_are_given_one_after_the_other(opened: Watched, desk: Desk, tmp_path: Path) -> None:
+    start, other = (tmp_path / name / "model.safetensors" for name in ("start", "other"))
+    for path, sign in ((start, 1), (other, -1)):
+        path.parent.mkdir()
+        state = RunDirectory.open(desk.run).state(0)
+        save_file({name: sign * state[f"model.{name}"] for name in load_file(desk.weights)}, path)
+    holding, said = opened.page.locator("#checks [data-state=holds]"), opened.page.locator("#said")
+    opened.drop(desk.certificate, desk.weights)
+    opened.drop(start.parent, place="base")
+    expect(holding).to_have_count(5, timeout=30_000)
+    assert "start is what the run started from" in " ".join(opened.lines("proves"))
+    opened.drop(start, place="base")
+    expect(said).to_contain_text("once, got others: it is given twice", timeout=30_000)
+    opened.page.get_by_role("button", name="Remove model.safetensors").last.click()
+    expect(holding).to_have_count(5, timeout=30_000)
+    opened.drop(other, place="base")
+    expect(said).to_contain_text("start: expected tensors under state root", timeout=30_000)
+
+
+def test_a_run_gets_the_verdict_of_the_audit(opened: Watched, parties: Parties, command: Commands) -> None:
+    run, page = parties.path("run"), opened.page
+    opened.drop(run)
+    plan = opened.start(sample="2", seed="a seed")
+    assert plan.startswith("2 of 3 signed segments are replayed: ")
+    assert plan.endswith("MB of memory.")
+    assert opened.result() == "What was replayed agrees with the program"
+    told = command("audit", run, "--sample", 2, "--seed", "a seed", "--threads", 1)
+    shown = [*page.locator("#lines > div").all_inner_texts(), page.locator("#said").inner_text()]
+    plain = re.sub(r", [0-9.e+]+ a second|; .* were needed here", "", told)
+    assert [line.split() for line in shown] == [line.split() for line in plain.splitlines()]
+    opened.start(sample="")
+    expect(page.locator("#title")).to_have_text("All that is signed agrees with the program", timeout=30_000)
+    opened.start(sample="9")
+
+
+def test_the_first_difference_of_a_false_run_is_shown(opened: Watched, parties: Parties, tmp_path: Path) -> None:
+    run, page = parties.cheating(tmp_path / "run", 5), opened.page
+    shutil.copy(run / "job.bin", run / "certificate.json")
+    opened.drop(run)
+    opened.start()
+    assert opened.result() == "The run is false"
+    assert "the run leaves the program first in checkpoint 2 of 3, steps 4 to 6" in page.locator("#said").inner_text()
+    titles = page.locator("#place h3").all_inner_texts()
+    assert [title.split()[0] for title in titles] == ["Step", "Instruction", "Element"]
+    assert titles[0] == "Step 6 of 7"
+    committed, computed = page.locator("#got").inner_text(), page.locator("#expected").inner_text()
+    apart = sum(a != b for a, b in zip(committed, computed, strict=True))
+    assert 0 < apart == page.locator("#got mark").count() == page.locator("#expected mark.right").count()
+    opened.picture("false-run")
+
+
+def test_the_corpus_is_computed_and_its_statement_saved(opened: Watched, tmp_path: Path, command: Commands) -> None:
+    corpus, page = tmp_path / "corpus", opened.page
+    for name in ("bags", "late", "mlp"):
+        shutil.copytree(programs.CORPUS / name, corpus / name)
+    flip(corpus / "late" / "data.safetensors")
+    (corpus / "no-program").mkdir()
+    (corpus / "no-program" / "expected.json").write_text(HOSTILE)
+    opened.drop(corpus)
+    assert opened.result() == "2 of 4 programs did not reach their roots"
+    rows = page.locator("#programs tr").all_inner_texts()
+    assert all(
+        words in row
+        for row, words in zip(rows, ("as expected", "not computed", "as expected", "not computed"), strict=True)
+    )
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Download the statement").click()
+    assert download.value.suggested_filename == "corpus-statement.json"
+    download.value.save_as(tmp_path / "statement.json")
+    told = command.printed("corpus", "check", tmp_path / "statement.json", code=2)[0]
+    assert f"signed by {page.locator('#statement').inner_text()}" in told
+    opened.picture("corpus")
+
+
 def test_work_is_paused_and_stopped_with_the_page_alive(opened: Watched, desk: Desk) -> None:
     """A file of 1.5 GB, which takes a while to hash, does not fill the memory."""
     size = 3 << 29
@@ -180,9 +278,9 @@ def test_work_is_paused_and_stopped_with_the_page_alive(opened: Watched, desk: D
     with large.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         file.truncate(8 + len(text) + size)
-    page, far = opened.page, opened.page.locator("#far")
+    page, far = opened.page, opened.page.locator("#progress")
     opened.drop(desk.certificate, large)
-    expect(far).to_contain_text("of 1.6 GB read", timeout=30_000)
+    expect(far).to_contain_text("of 1.6 GB", timeout=30_000)
     pause = page.get_by_role("button", name="Pause")
     pause.focus()
     page.keyboard.press("Enter")
@@ -262,8 +360,6 @@ def test_nothing_is_wider_than_the_window(opened: Watched, desk: Desk, width: in
     page.locator("details").evaluate_all("all => all.forEach((one) => { one.open = true; })")
     found, there = page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
     assert found <= there
-    if pictures := os.environ.get("CHECKER_PICTURES"):
-        page.screenshot(path=f"{pictures}/checker-{scheme}-{width}.png", full_page=True)
 
 
 def test_each_control_has_a_name_and_is_reached_by_the_keyboard(opened: Watched) -> None:
@@ -274,7 +370,7 @@ def test_each_control_has_a_name_and_is_reached_by_the_keyboard(opened: Watched)
     choose = ["Choose files", "Choose a folder"]
     assert names == ["Skip to the content", *choose, *choose, "Options"]
     page.keyboard.press("Enter")
-    for name in ("Who must have signed", "Accept other bytes", "Accept a folder"):
+    for name in ("Who must", "Accept other bytes", "Accept a folder", "How many segments", "The seed"):
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.labels[0].innerText.trim()").startswith(name)
     assert page.evaluate("document.documentElement.lang") == "en"

@@ -52,7 +52,7 @@ def ids(source: Staged) -> tuple[Digest, Digest]:
 
 
 def paths(source: Staged) -> list[str]:
-    found = ["/", "/games", "/games?q=a&page=2", "/parties", "/check"]
+    found = ["/", "/games", "/games?q=a&page=2", "/parties"]
     found += [f"/jobs/{job.hex()}" for job in source.board.jobs]
     return found + [f"/games/{game.hex()}" for game in source.board.games]
 
