@@ -1,17 +1,10 @@
-/** What the page shows. All work is done in a worker, whose text and module are in the page; names are shown as text alone. */
+/** What the page shows. A worker, whose text and module are in the page, does all work. Names are shown as text. */
 const $ = (id) => document.getElementById(id);
 const MAX_ENTRIES = 10_000, MAX_DEPTH = 9, MAX_SHOWN = 2000, MAX_LISTED = 50;
-const STATES = {
-  holds: ["good", "holds"], fails: ["bad", "does not hold"], now: ["live", "being checked"], unasked: ["", "not asked"],
-  unknown: ["", "not reached"],
-};
-const UNITS = {
-  bytes: ["bytes", "kB", "MB", "GB", "TB"],
-  terms: ["terms", "thousand terms", "million terms", "billion terms", "trillion terms"],
-  programs: ["programs"],
-};
+const TONES = { "holds": "good", "does not hold": "bad", "being checked": "live" };
+const BYTES = ["bytes", "kB", "MB", "GB", "TB"], IN_WORDS = { notation: "compact", compactDisplay: "long" };
 
-/** Groups of files by path: all that is to be checked is one, and so is each thing from which that may come. */
+/** Groups of files, [path, file] each: what is to be checked, and things from which that may come. */
 const dropped = { main: [], base: [] };
 const module = Uint8Array.from(atob($("module").textContent), (c) => c.charCodeAt(0));
 const script = URL.createObjectURL(new Blob([$("worker").textContent], { type: "text/javascript" }));
@@ -20,80 +13,68 @@ let worker = null, seen = {}, spent = 0, until = 0;
 
 /** An element. Its text is shown without what cannot be seen or turns its direction. */
 function made(tag, className, ...inside) {
-  const element = document.createElement(tag), shown = (text) => text.slice(0, MAX_SHOWN).replace(/(?![ \n])[\p{C}\p{Z}]/gu, "?");
+  const element = document.createElement(tag);
+  const shown = (text) => text.slice(0, MAX_SHOWN).replace(/(?![ \n])[\p{C}\p{Z}]/gu, "?");
   element.className = className;
   element.append(...inside.map((one) => (one instanceof Node ? one : shown(one))));
   return element;
 }
 
 function amount(count, unit) {
-  const units = UNITS[unit], power = Math.min(Math.floor(Math.log10(Math.max(count, 1)) / 3), units.length - 1);
-  return `${(count / 1000 ** power).toFixed(power ? 1 : 0)} ${units[power]}`;
-}
-
-function duration(seconds) {
-  if (seconds < 90) return `${Math.ceil(seconds)} s`;
-  return seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`;
+  if (unit !== "bytes") return `${Math.floor(count).toLocaleString("en", IN_WORDS)} ${unit}`;
+  const power = Math.min(Math.floor(Math.log10(Math.max(count, 1)) / 3), BYTES.length - 1);
+  return `${(count / 1000 ** power).toFixed(power ? 1 : 0)} ${BYTES[power]}`;
 }
 
 // ---------------------------------------------------------------- what the worker says
 
 const items = (lines) => lines.map((line) => made("li", "", line));
-const facts = (rows) => rows.map(([name, value]) => made("div", "", made("dt", "", name), made("dd", "", made("code", "", value))));
-const tag = ([kind, text]) => made("span", `tag ${kind}`, text);
-
-/** The name and the rest of a line of `tiebreak audit`, whose names fill ten characters. */
-const lineParts = (line) => /^ *(?=[a-z ]{10} )([a-z]+(?: by)?) +(.+)$/.exec(line)?.slice(1) ?? ["", line];
+const facts = (rows) => rows.map(([name, value]) => made("div", "", made("dt", "", name), made("dd", "", value)));
+const tag = (tone, text) => made("span", `tag ${tone}`, text);
 
 /** A stage on the way to the first difference: which of how many, and what it is. */
 function stage([position, total, title, detail, code = ""]) {
-  const element = $("a-stage").content.cloneNode(true), found = element.querySelector(".found"), width = Math.max(1000 / total, 7);
+  const element = $("a-stage").content.cloneNode(true), width = Math.max(1000 / total, 7);
   const from = Math.min(1000 * position / total, 1000 - width);
-  found.setAttribute("x", from);
-  found.setAttribute("width", width);
+  element.querySelector(".found").setAttribute("transform", `translate(${from}) scale(${width} 1)`);
   element.querySelector(".fan").setAttribute("points", `${from},0 ${from + width},0 1000,10 0,10`);
   element.querySelector(".note").append(made("h3", "", title), made("p", "", detail), made("code", "", code));
   return element;
 }
 
-function showPlace({ step, what, differing, entries, instruction, of, operation, origin, element, kind, at, ...claims }) {
-  for (const [who, other] of [["got", "expected"], ["expected", "got"]]) {
-    const { bits, decimal } = claims[who], isApart = (c, k) => c !== claims[other].bits[k];
-    $(who).replaceChildren(...[...bits].map((c, k) => (isApart(c, k) ? made("mark", who === "got" ? "" : "right", c) : c)));
+function showPlace(place) {
+  const { step, what, instruction, of, element, kind } = place, { last } = seen;
+  for (const [who, other, className] of [["got", "expected", ""], ["expected", "got", "right"]]) {
+    const { bits, decimal } = place[who], isSame = (c, k) => c === place[other].bits[k];
+    $(who).replaceChildren(...[...bits].map((c, k) => (isSame(c, k) ? c : made("mark", className, c))));
     $(`${who}-decimal`).textContent = decimal;
   }
-  if (what === "loss") return [stage([Number(step) - 1, seen.last, `Step ${step} of ${seen.last}`, "its loss differs"])];
-  const elements = (kind.match(/\d+(?=[,\]])/g) ?? []).reduce((all, dim) => all * Number(dim), 1);
-  return [
-    [Number(step) - 1, seen.last, `Step ${step} of ${seen.last}`, `${differing} of ${entries} entries of the state differ after it`],
-    [instruction, of, `Instruction ${instruction} of ${of}`, operation, origin],
-    [element, elements, `Element ${element} of ${elements}`, `at [${at.join(", ")}] of ${kind}, ${what}`],
-  ].map(stage);
+  const stages = [[Number(step) - 1, last, `Step ${step} of ${last}`, what]];
+  if (kind) {
+    const elements = (kind.match(/\d+(?=[,\]])/g) ?? []).reduce((all, dim) => all * Number(dim), 1);
+    const more = `[${place.at.join(", ")}] of ${kind}; ${place.differing} of ${place.entries} state entries differ`;
+    stages.push([instruction, of, `Instruction ${instruction} of ${of}`, place.operation, place.origin]);
+    stages.push([element, elements, `Element ${element} of ${elements}`, more]);
+  }
+  return stages.map(stage);
 }
 
-function showRow({ program, root, equal, problem, milliseconds }) {
-  const state = !root ? ["bad", "not computed"] : equal ? ["good", "as expected"] : ["bad", "another root"];
-  const cells = [made("code", "", root ?? ""), tag(state), root ? `${(milliseconds / 1000).toFixed(1)} s` : ""];
-  const row = [...$("programs").rows].find(({ cells: [name] }) => name.textContent === program);
-  cells.forEach((cell, k) => row.cells[k + 1].replaceChildren(cell));
-  if (problem) row.cells[1].append(made("p", "bad", problem));
-}
-
-function emptyRow(program) {
-  const row = $("a-row").content.firstElementChild.cloneNode(true);
-  row.cells[0].append(made("strong", "", program));
+/** A row of the table of programs. */
+function rowOf({ program, root = "", equal, problem = "", milliseconds }) {
+  const row = $("a-row").content.firstElementChild.cloneNode(true), [name, computed, state, time] = row.cells;
+  name.append(made("strong", "", program));
+  computed.append(made("code", "", root), made("p", "bad", problem));
+  state.append(equal ? tag("good", "as expected") : tag("bad", root ? "another root" : "not computed"));
+  if (root) time.append(`${(milliseconds / 1000).toFixed(1)} s`);
   return row;
 }
 
-function progressWords({ done, total, unit, at, loss }) {
-  const now = performance.now(), words = [at, `${amount(done, unit)} of ${amount(total, unit)}`];
-  spent += now - until;
-  until = now;
+function progressWords({ done, total, unit, at = "" }) {
+  spent += performance.now() - until;
+  until = performance.now();
   $("bar").value = done / total;
-  if (unit !== "programs") words.push(`${amount(1000 * done / spent, unit)} a second`);
-  if (done && spent > 1000) words.push(`about ${duration((total - done) / done * spent / 1000)} left`);
-  if (loss !== undefined) words.push(`loss ${loss.toPrecision(5)}`);
-  return [words.filter(Boolean).join(" · ")];
+  const rate = 1000 * done / spent, left = done ? `, about ${Math.ceil((total - done) / rate / 60)} min left` : "";
+  return [`${at}${amount(done, unit)} of ${amount(total, unit)}, ${amount(rate, unit)} a second${left}`];
 }
 
 /** How what the worker says is shown: the content of the element of that id. */
@@ -101,13 +82,12 @@ const SHOW = {
   title: (title) => [made("span", seen.tone, title)],
   said: (said) => [made("span", "", said)],
   proves: items, open: items, facts, place: showPlace, progress: progressWords,
-  lines: (lines) => facts((seen.place ? lines.slice(0, 2) : lines).map(lineParts)), // the rest is what `place` shows
+  lines: (lines) => items(seen.place ? lines.slice(0, 2) : lines), // the rest is what `place` shows
   plan: ({ wanted, total, due, work, memory }) => {
     $("pause").textContent = "Start";
-    return [`${wanted.length} of ${total} signed segments are replayed: ${due} steps of ${amount(Number(work), "terms")} each. `
-      + `That takes ${amount(memory, "bytes")} of memory.`];
+    const steps = `${due} steps of ${amount(Number(work), "terms")} each`;
+    return [`${wanted.length} of ${total} signed segments: ${steps}, in ${amount(memory, "bytes")} of memory.`];
   },
-  programs: (names) => names.map(emptyRow),
   statement: ({ address, text }) => {
     $("save").href = URL.createObjectURL(new Blob([text], { type: "application/json" }));
     return [`0x${address}`];
@@ -116,113 +96,106 @@ const SHOW = {
 
 /** Shows the numbered checks of a certificate as far as they have come. */
 function showChecks({ asked, passed = [], failed = 0, isOver }) {
-  const now = asked.find((n) => !passed.includes(n));
+  const now = isOver ? 0 : asked.find((n) => !passed.includes(n));
   [...$("checks").children].forEach((item, index) => {
-    const n = index + 1, open = !asked.includes(n) ? "unasked" : n === now && !isOver ? "now" : "unknown";
-    item.dataset.state = passed.includes(n) ? "holds" : n === failed ? "fails" : open;
-    item.querySelector(".tag")?.remove();
-    item.append(tag(STATES[item.dataset.state]));
+    const n = index + 1, open = !asked.includes(n) ? "not asked" : n === now ? "being checked" : "not reached";
+    const state = passed.includes(n) ? "holds" : n === failed ? "does not hold" : open;
+    item.replaceChildren(item.firstChild, tag(TONES[state] ?? "", state));
   });
+}
+
+/** What is said aloud. */
+function statusOf({ title, said = "", progress, plan, isWorking, note = "" }) {
+  if (title) return `${title}. ${said}`.slice(0, 300);
+  if (progress) return `${Math.floor(10 * progress.done / progress.total)}0% is done.`;
+  return plan ? $("plan").textContent : isWorking ? "Checking." : note;
 }
 
 /** Adds to what is shown. Parts of the page of which nothing was said are hidden. */
 function show(said) {
   Object.assign(seen, said, said.isOver && { isWorking: undefined });
-  for (const [key, value] of Object.entries(said)) if (SHOW[key]) $(key).replaceChildren(...SHOW[key](value));
-  if (said.row) showRow(said.row);
+  for (const [key, value] of Object.entries(said)) if (SHOW[key] && value) $(key).replaceChildren(...SHOW[key](value));
+  if (said.row) $("row").append(rowOf(said.row));
   if (seen.asked) showChecks(seen);
-  if (said.kind) document.body.dataset.kind = said.kind;
-  if (said.kind === "run") $("options").open = true;
-  if (seen.isOver) worker?.terminate();
-  for (const part of document.querySelectorAll("[data-part]")) part.hidden = seen[part.dataset.part] === undefined;
-  const { title, progress, plan } = seen, share = progress ? `${Math.floor(10 * progress.done / progress.total)}0% is done.` : "Checking.";
-  const status = title ? `${title}. ${seen.said ?? ""}`.slice(0, 300) : plan && !progress ? $("plan").textContent : share;
+  document.body.dataset.kind = seen.kind ?? "";
+  $("options").open ||= said.kind === "run";
+  if (seen.isOver) worker.terminate();
+  for (const part of document.querySelectorAll("[data-part]")) part.hidden = !seen[part.dataset.part];
+  const status = statusOf(seen);
   if ($("status").textContent !== status) $("status").textContent = status;
 }
 
-const showFault = (said) => show({ tone: "soft", title: "This cannot be checked", said, isOver: true });
-
 // ---------------------------------------------------------------- beginning and stopping
 
-function stop(said) {
+function stop(shown) {
   worker?.terminate();
   worker = null;
   seen = {};
-  show({});
-  $("status").textContent = said;
+  show(shown);
 }
+
+const stopWith = (said) => stop({ tone: "soft", title: "This cannot be checked", said });
 
 /** Begins again with all that was dropped. */
 function start() {
-  stop("");
+  stop({});
   if (!dropped.main.length) return;
   worker = new Worker(script);
-  worker.onmessage = ({ data }) => show(data);
-  worker.onerror = (event) => showFault(event.message ?? "the worker did not start");
+  worker.onmessage = ({ target, data }) => { if (target === worker) show(data); }; // not of what lay here before
+  worker.onerror = (event) => stopWith(event.message ?? "the worker did not start");
   $("bar").value = spent = 0;
   until = performance.now();
   $("pause").textContent = "Pause";
   $("progress").textContent = "";
+  $("row").replaceChildren();
   show({ isWorking: true });
   const options = {
-    require: $("require").value.split(/[\s,]+/).filter(Boolean), resaved: $("resaved").checked, others: $("others").checked,
-    sample: Number.parseInt($("sample").value, 10) || undefined, seed: $("seed").value || undefined,
+    require: $("require").value.split(/[\s,]+/).filter(Boolean), resaved: $("resaved").checked,
+    others: $("others").checked, seed: $("seed").value || undefined,
+    sample: Math.floor($("sample").valueAsNumber) || undefined,
   };
-  const [main, ...bases] = [...dropped.main, ...dropped.base].map((group) => [...group]);
-  worker.postMessage({ module, start: { main, bases, options } });
+  worker.postMessage({ module, start: { main: dropped.main.flat(), bases: dropped.base, options } });
 }
 
 // ---------------------------------------------------------------- what was dropped
 
 const topOf = (path) => path.split("/")[0];
 
-/** What lies at the top of a group, with a button that removes it. */
+/** A group in the list of its place, with a button that removes it. */
 function listed(name, group) {
-  return [...Map.groupBy(group.keys(), topOf)].slice(0, MAX_LISTED).map(([top, paths]) => {
-    const bytes = paths.reduce((sum, path) => sum + (group.get(path)?.size ?? 0), 0), remove = made("button", "plain", "Remove");
-    const count = paths[0] === top ? "" : `${paths.length} files, `;
-    remove.type = "button";
-    remove.setAttribute("aria-label", `Remove ${top}`);
-    remove.onclick = () => {
-      for (const path of paths) group.delete(path);
-      changed(name);
-    };
-    return made("li", "", made("bdi", "", top, made("small", "", count + amount(bytes, "bytes"))), remove);
-  });
+  const tops = [...new Set(group.map(([path]) => topOf(path)))].join(", "), remove = made("button", "plain", "Remove");
+  const bytes = amount(group.reduce((sum, [, file]) => sum + (file?.size ?? 0), 0), "bytes");
+  const words = made("small", "", group.length > 1 ? `${group.length} files, ${bytes}` : bytes);
+  remove.ariaLabel = `Remove ${tops}`;
+  remove.onclick = () => put(name, dropped[name].filter((other) => other !== group));
+  return made("li", "", made("bdi", "", tops, words), remove);
 }
 
-function changed(name) {
-  dropped[name] = dropped[name].filter((group) => group.size);
-  const list = document.querySelector(`[data-place="${name}"] .dropped`);
-  list.replaceChildren(...dropped[name].flatMap((group) => listed(name, group)));
+function put(name, groups) {
+  dropped[name] = groups;
+  $(`in-${name}`).replaceChildren(...groups.slice(0, MAX_LISTED).map((group) => listed(name, group)));
   start();
 }
 
-/** Adds files by path to the one group of what is checked; of what that comes from, each folder is a group of its own. */
+/** Adds files. What is checked holds each name once; of what that comes from, files dropped together are one. */
 function add(name, entries) {
-  if (name === "main") dropped.main = [new Map([...dropped.main[0] ?? [], ...entries])];
-  else {
-    const groups = Map.groupBy(entries, ([path, file]) => (file && !path.includes("/") ? "" : topOf(path)));
-    dropped.base.push(...[...groups.values()].map((group) => new Map(group)));
-  }
-  changed(name);
+  const isLoose = ([path, file]) => name === "base" && file && !path.includes("/");
+  const found = Map.groupBy(entries, (entry) => (isLoose(entry) ? "" : topOf(entry[0])));
+  const others = dropped[name].filter(([[path]]) => name === "base" || !found.has(topOf(path)));
+  put(name, [...others, ...found.values()]);
 }
+
+const called = (object, method) => new Promise((take, fail) => { object[method](take, fail); });
 
 /** All files of dropped folders, by path; an empty folder, or one that is too deep, has null. */
 async function walk(entries, inside = "", found = []) {
   for (const entry of entries) {
-    const path = inside + entry.name, before = found.length, isDeep = path.split("/").length > MAX_DEPTH;
     if (found.length > MAX_ENTRIES) break;
-    if (entry.isFile) {
-      found.push([path, await new Promise((take, fail) => { entry.file(take, fail); })]);
-      continue;
-    }
-    const reader = entry.createReader(), read = () => new Promise((take, fail) => { reader.readEntries(take, fail); });
-    for (let some = []; !isDeep && found.length <= MAX_ENTRIES; await walk(some, `${path}/`, found)) {
-      some = await read();
-      if (!some.length) break;
-    }
-    if (found.length === before) found.push([path, null]);
+    const path = inside + entry.name, before = found.length, isDeep = path.split("/").length > MAX_DEPTH;
+    const reader = entry.isFile || isDeep ? null : entry.createReader();
+    for (let some = [null]; reader && some.length && found.length <= MAX_ENTRIES; await walk(some, `${path}/`, found))
+      some = await called(reader, "readEntries");
+    if (found.length === before) found.push([path, entry.isFile ? await called(entry, "file") : null]);
   }
   return found;
 }
@@ -231,34 +204,29 @@ const pathed = (files) => Array.from({ length: Math.min(files.length, MAX_ENTRIE
   [files[k].webkitRelativePath || files[k].name, files[k]]));
 
 for (const place of document.querySelectorAll(".drop")) {
-  const name = place.dataset.place, over = (on) => place.classList.toggle("over", on);
-  place.ondragover = () => over(true);
-  place.ondragleave = () => over(false);
+  for (const type of ["dragover", "dragleave", "drop"])
+    place.addEventListener(type, () => place.classList.toggle("over", type === "dragover"));
   place.ondrop = async ({ dataTransfer: { items: all, files } }) => {
-    over(false);
     const roots = [...all].map((item) => item.webkitGetAsEntry()).filter(Boolean);
     try {
-      add(name, roots.length ? await walk(roots) : pathed(files));
+      add(place.dataset.place, roots.length ? await walk(roots) : pathed(files));
     } catch (error) {
-      showFault(`what was dropped cannot be read: ${error.message}`);
+      stopWith(`what was dropped cannot be read: ${error.message}`);
     }
   };
-  for (const input of place.querySelectorAll("input")) {
-    input.onchange = () => {
-      add(name, pathed(input.files));
-      input.value = "";
-    };
-  }
+  place.onchange = ({ target }) => {
+    add(place.dataset.place, pathed(target.files));
+    target.value = "";
+  };
 }
 // A file that is dropped beside the places must not replace the page.
 for (const type of ["dragover", "drop"]) addEventListener(type, (event) => event.preventDefault());
 for (const input of document.querySelectorAll(".options input")) input.onchange = start;
-$("stop").onclick = () => stop("Stopped.");
+$("stop").onclick = () => stop({ note: "Stopped." });
 $("pause").onclick = () => {
   const pause = $("pause").textContent === "Pause";
   worker.postMessage({ pause });
   $("pause").textContent = pause ? "Go on" : "Pause";
   until = performance.now();
 };
-document.querySelector(".places").hidden = false;
 $("hub").hidden = location.pathname !== "/check";

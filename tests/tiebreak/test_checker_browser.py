@@ -79,7 +79,7 @@ class Watched:
         return self.page.locator("#title").inner_text()
 
     def states(self) -> list[str]:
-        return [item.get_attribute("data-state") or "" for item in self.page.locator("#checks li").all()]
+        return self.page.locator("#checks .tag").all_inner_texts()
 
     def lines(self, name: str) -> list[str]:
         return self.page.locator(f"#{name} li").all_inner_texts()
@@ -120,12 +120,12 @@ def test_the_page_holds_exactly_what_its_sources_make() -> None:
 def test_the_page_says_in_a_browser_what_the_command_says(opened: Watched, desk: Desk) -> None:
     opened.drop(desk.certificate)
     assert opened.result().startswith("The certificate holds")
-    assert opened.states() == ["holds", *["unasked"] * 6]
+    assert opened.states() == ["holds", *["not asked"] * 6]
     opened.drop(desk.weights)
     told = desk.verify(desk.weights)
-    expect(opened.page.locator("#checks [data-state=holds]")).to_have_count(4, timeout=30_000)
+    expect(opened.page.locator("#checks .tag.good")).to_have_count(4, timeout=30_000)
     assert opened.result() == told.split("\n")[0]
-    assert opened.states() == ["holds", "unasked", "holds", "holds", "holds", "unasked", "unasked"]
+    assert opened.states() == ["holds", "not asked", "holds", "holds", "holds", "not asked", "not asked"]
     for line in opened.lines("proves") + opened.lines("open"):
         assert line.replace(" model.safetensors ", f" {desk.weights} ") in told
     assert len(opened.lines("proves")) + len(opened.lines("open")) == told.count("\n  - ")
@@ -139,7 +139,7 @@ def test_false_weights_are_named_and_their_check_is_marked(opened: Watched, desk
     opened.drop(desk.certificate, desk.weights)
     expect(opened.page.locator("#title")).to_have_text("It does not hold", timeout=30_000)
     assert "another name, type, shape or value" in opened.page.locator("#said").inner_text()
-    assert opened.states() == ["holds", "unasked", "holds", "unknown", "fails", "unasked", "unasked"]
+    assert opened.states() == ["holds", "not asked", "holds", "not reached", "does not hold", "not asked", "not asked"]
     status = opened.page.get_by_role("status").text_content()
     assert status
     assert status.startswith("It does not hold. model.safetensors: weights: expected tensors under state root")
@@ -202,7 +202,7 @@ def test_several_bases_are_given_one_after_the_other(opened: Watched, desk: Desk
         path.parent.mkdir()
         state = RunDirectory.open(desk.run).state(0)
         save_file({name: sign * state[f"model.{name}"] for name in load_file(desk.weights)}, path)
-    holding, said = opened.page.locator("#checks [data-state=holds]"), opened.page.locator("#said")
+    holding, said = opened.page.locator("#checks .tag.good"), opened.page.locator("#said")
     opened.drop(desk.certificate, desk.weights)
     opened.drop(start.parent, place="base")
     expect(holding).to_have_count(5, timeout=30_000)
@@ -219,16 +219,18 @@ def test_a_run_gets_the_verdict_of_the_audit(opened: Watched, parties: Parties, 
     run, page = parties.path("run"), opened.page
     opened.drop(run)
     plan = opened.start(sample="2", seed="a seed")
-    assert plan.startswith("2 of 3 signed segments are replayed: ")
-    assert plan.endswith("MB of memory.")
+    assert plan.startswith("2 of 3 signed segments: ")
+    assert plan.endswith(" MB of memory.")
     assert opened.result() == "What was replayed agrees with the program"
     told = command("audit", run, "--sample", 2, "--seed", "a seed", "--threads", 1)
-    shown = [*page.locator("#lines > div").all_inner_texts(), page.locator("#said").inner_text()]
+    shown = [*opened.lines("lines"), page.locator("#said").inner_text()]
     plain = re.sub(r", [0-9.e+]+ a second|; .* were needed here", "", told)
     assert [line.split() for line in shown] == [line.split() for line in plain.splitlines()]
     opened.start(sample="")
     expect(page.locator("#title")).to_have_text("All that is signed agrees with the program", timeout=30_000)
-    opened.start(sample="9")
+    page.locator("#sample").fill("9")
+    page.locator("#sample").blur()
+    expect(page.locator("#said")).to_have_text("expected a sample of 1 to 3 segments, got 9", timeout=30_000)
 
 
 def test_the_first_difference_of_a_false_run_is_shown(opened: Watched, parties: Parties, tmp_path: Path) -> None:
@@ -256,7 +258,7 @@ def test_the_corpus_is_computed_and_its_statement_saved(opened: Watched, tmp_pat
     (corpus / "no-program" / "expected.json").write_text(HOSTILE)
     opened.drop(corpus)
     assert opened.result() == "2 of 4 programs did not reach their roots"
-    rows = page.locator("#programs tr").all_inner_texts()
+    rows = page.locator("#row tr").all_inner_texts()
     assert all(
         words in row
         for row, words in zip(rows, ("as expected", "not computed", "as expected", "not computed"), strict=True)
