@@ -74,7 +74,7 @@ function progressWords({ done, total, unit, at = "" }) {
   until = performance.now();
   $("bar").value = done / total;
   const rate = 1000 * done / spent, left = done ? `, about ${Math.ceil((total - done) / rate / 60)} min left` : "";
-  return [`${at}${amount(done, unit)} of ${amount(total, unit)}, ${amount(rate, unit)} a second${left}`];
+  return [`${at}${Math.floor(100 * done / total)}% of ${amount(total, unit)}, ${amount(rate, unit)} a second${left}`];
 }
 
 /** How what the worker says is shown: the content of the element of that id. */
@@ -85,8 +85,8 @@ const SHOW = {
   lines: (lines) => items(seen.place ? lines.slice(0, 2) : lines), // the rest is what `place` shows
   plan: ({ wanted, total, due, work, memory }) => {
     $("pause").textContent = "Start";
-    const steps = `${due} steps of ${amount(Number(work), "terms")} each`;
-    return [`${wanted.length} of ${total} signed segments: ${steps}, in ${amount(memory, "bytes")} of memory.`];
+    const cost = `${due} steps of ${amount(Number(work), "terms")} each and ${amount(memory, "bytes")} of memory`;
+    return [`Replaying ${wanted.length} of ${total} signed segments takes ${cost}.`];
   },
   statement: ({ address, text }) => {
     $("save").href = URL.createObjectURL(new Blob([text], { type: "application/json" }));

@@ -59,21 +59,14 @@ class Watched:
         self.page.locator(f"#{name}").fill(value)
         self.page.locator(f"#{name}").blur()
 
-    def start(self, **options: str) -> str:
-        """What a replay with these options takes, which is said before it is started."""
-        for label, value in options.items():
-            self.fill(label, value)
-        expect(self.page.get_by_role("button", name="Start")).to_be_visible(timeout=30_000)
-        plan = self.page.locator("#plan").inner_text()
-        self.page.get_by_role("button", name="Start").click()
-        return plan
-
-    def picture(self, name: str) -> None:
-        """Keeps pictures for a person to look at, if they are asked for."""
-        if folder := os.environ.get("CHECKER_PICTURES"):
-            for width, scheme in product((390, 1280), ("light", "dark")):
-                self.page.set_viewport_size({"width": width, "height": 844})
-                self.page.emulate_media(color_scheme=scheme)
+    def fits(self, name: str) -> None:
+        """Requires that nothing is wider than the window; keeps pictures for a person, if they are asked for."""
+        self.page.locator("details").evaluate_all("all => all.forEach((one) => { one.open = true; })")
+        for width, scheme in product((320, 390, 1280, 1600), ("light", "dark")):
+            self.page.set_viewport_size({"width": width, "height": 844})
+            self.page.emulate_media(color_scheme=scheme)
+            assert self.page.evaluate("document.documentElement.scrollWidth") <= width
+            if folder := os.environ.get("CHECKER_PICTURES"):
                 self.page.screenshot(path=f"{folder}/{name}-{scheme}-{width}.png", full_page=True)
 
     def result(self) -> str:
@@ -133,7 +126,7 @@ def test_the_page_says_in_a_browser_what_the_command_says(opened: Watched, desk:
     for line in opened.lines("proves") + opened.lines("open"):
         assert line.replace(" model.safetensors ", f" {desk.weights} ") in told
     assert len(opened.lines("proves")) + len(opened.lines("open")) == told.count("\n  - ")
-    opened.picture("certificate")
+    opened.fits("certificate")
 
 
 def test_false_weights_are_named_and_their_check_is_marked(opened: Watched, desk: Desk) -> None:
@@ -144,9 +137,7 @@ def test_false_weights_are_named_and_their_check_is_marked(opened: Watched, desk
     expect(opened.page.locator("#title")).to_have_text("It does not hold", timeout=30_000)
     assert "another name, type, shape or value" in opened.page.locator("#said").inner_text()
     assert opened.states() == ["holds", "not asked", "holds", "not reached", "does not hold", "not asked", "not asked"]
-    status = opened.page.get_by_role("status").text_content()
-    assert status
-    assert status.startswith("It does not hold. model.safetensors: weights: expected tensors under state root")
+    expect(opened.page.get_by_role("status")).to_contain_text("It does not hold. model.safetensors: weights: exp")
     assert not opened.page.locator("#holding").is_visible()
 
 
@@ -185,14 +176,10 @@ def test_hostile_files_get_one_sentence_each(opened: Watched, desk: Desk, cases:
     for control in ("Options", "Accept other bytes"):
         opened.page.get_by_text(control).click()
     expect(opened.page.locator("#said")).to_contain_text("model.safetensors: cannot be read", timeout=30_000)
-    many = "Array.from({ length: 10_001 }, (_, k) => [`${k}/x`, new File([''], 'x')])"
-    for entries, said in (
-        (many, "at most 10000 files"),
-        ("[['x.txt', new File([''], 'x')]]", "expected a certificate,"),
-    ):
-        opened.page.evaluate(f"put('main', []); add('main', {entries})")
-        expect(opened.page.locator("#said")).to_contain_text(said, timeout=30_000)
-        cases()
+    opened.page.evaluate("put('main', []); add('main', [['x.txt', new File([''], 'x')]])")
+    expect(opened.page.locator("#said")).to_contain_text("expected a certificate, with", timeout=30_000)
+    opened.page.evaluate("add('main', Array.from({ length: 10_001 }, (_, k) => [`${k}/x`, new File([''], 'x')]))")
+    expect(opened.page.locator("#said")).to_contain_text("expected at most 10000 files, got more", timeout=30_000)
 
 
 def test_dropped_files_are_checked_and_endless_folders_are_not_followed(opened: Watched) -> None:
@@ -215,11 +202,9 @@ def test_dropped_files_are_checked_and_endless_folders_are_not_followed(opened: 
 
 
 def test_several_bases_are_given_one_after_the_other(opened: Watched, desk: Desk, tmp_path: Path) -> None:
-    start, other = (tmp_path / name / "model.safetensors" for name in ("start", "other"))
-    for path, sign in ((start, 1), (other, -1)):
-        path.parent.mkdir()
-        state = RunDirectory.open(desk.run).state(0)
-        save_file({name: sign * state[f"model.{name}"] for name in load_file(desk.weights)}, path)
+    start, state = tmp_path / "start" / "model.safetensors", RunDirectory.open(desk.run).state(0)
+    start.parent.mkdir()
+    save_file({name: state[f"model.{name}"] for name in load_file(desk.weights)}, start)
     holding, said = opened.page.locator("#checks .tag.good"), opened.page.locator("#said")
     opened.drop(desk.certificate, desk.weights)
     opened.drop(start.parent, place="base")
@@ -229,30 +214,27 @@ def test_several_bases_are_given_one_after_the_other(opened: Watched, desk: Desk
     expect(said).to_contain_text("once, got others: it is given twice", timeout=30_000)
     opened.page.get_by_role("button", name="Remove model.safetensors").last.click()
     expect(holding).to_have_count(5, timeout=30_000)
-    opened.drop(other, place="base")
-    expect(said).to_contain_text("start: expected tensors under state root", timeout=30_000)
 
 
 def test_a_run_gets_the_verdict_of_the_audit(opened: Watched, parties: Parties, command: Commands) -> None:
     run, page = parties.path("run"), opened.page
     opened.drop(run)
-    plan = opened.start(sample="2", seed="a seed")
-    assert plan.startswith("2 of 3 signed segments: ")
-    assert plan.endswith(" MB of memory.")
+    opened.fill("seed", "a seed")
+    opened.fill("sample", "2")
+    page.get_by_role("button", name="Start").click()
+    plan = page.locator("#plan").text_content() or ""
+    assert re.fullmatch(r"Replaying 2 of 3 signed segments takes 4 steps of .* and 8.4 MB of memory\.", plan)
     assert opened.result() == "What was replayed agrees with the program"
     told = command("audit", run, "--sample", 2, "--seed", "a seed", "--threads", 1)
     shown = [*opened.lines("lines"), page.locator("#said").inner_text()]
     plain = re.sub(r", [0-9.e+]+ a second|; .* were needed here", "", told)
     assert [line.split() for line in shown] == [line.split() for line in plain.splitlines()]
-    opened.start(sample="")
-    expect(page.locator("#title")).to_have_text("All that is signed agrees with the program", timeout=30_000)
-    opened.fill("sample", "9")
-    expect(page.locator("#said")).to_have_text("expected a sample of 1 to 3 segments, got 9", timeout=30_000)
-    page.evaluate("""() => {
-        const small = $("worker").textContent.replace("2 ** 32 - 2 ** 16", "8e6"), Usual = Worker;
-        Worker = function () { return new Usual(URL.createObjectURL(new Blob([small]))); };
-    }""")
     opened.fill("sample", "")
+    page.get_by_role("button", name="Start").click()
+    expect(page.locator("#title")).to_have_text("All that is signed agrees with the program", timeout=30_000)
+    url = "URL.createObjectURL(new Blob([$('worker').textContent.replace('2 ** 32 - 2 ** 16', '8e6')]))"
+    page.evaluate(f"const Own = Worker, url = {url}; Worker = function () {{ return new Own(url); }}")
+    opened.fill("sample", "1")
     expect(page.locator("#said")).to_contain_text("expected a replay in 8000000 bytes, as a tab has", timeout=30_000)
 
 
@@ -260,16 +242,15 @@ def test_the_first_difference_of_a_false_run_is_shown(opened: Watched, parties: 
     run, page = parties.cheating(tmp_path / "run", 5), opened.page
     shutil.copy(run / "job.bin", run / "certificate.json")
     opened.drop(run)
-    opened.start()
+    page.get_by_role("button", name="Start").click()
     assert opened.result() == "The run is false"
     assert "the run leaves the program first in checkpoint 2 of 3, steps 4 to 6" in page.locator("#said").inner_text()
-    titles = page.locator("#place h3").all_inner_texts()
-    assert [title.split()[0] for title in titles] == ["Step", "Instruction", "Element"]
-    assert titles[0] == "Step 6 of 7"
+    titles = " ".join(page.locator("#place h3").all_inner_texts())
+    assert re.fullmatch(r"Step 6 of 7 Instruction \d+ of \d+ Element \d+ of \d+", titles)
     committed, computed = page.locator("#got").inner_text(), page.locator("#expected").inner_text()
     apart = sum(a != b for a, b in zip(committed, computed, strict=True))
     assert 0 < apart == page.locator("#got mark").count() == page.locator("#expected mark.right").count()
-    opened.picture("false-run")
+    opened.fits("false-run")
 
 
 def test_the_corpus_is_computed_and_its_statement_saved(opened: Watched, tmp_path: Path, command: Commands) -> None:
@@ -277,18 +258,15 @@ def test_the_corpus_is_computed_and_its_statement_saved(opened: Watched, tmp_pat
     for name in ("bags", "late", "mlp"):
         shutil.copytree(programs.CORPUS / name, corpus / name)
     flip(corpus / "late" / "data.safetensors")
-    (corpus / "no-program").mkdir()
-    (corpus / "no-program" / "expected.json").write_text(HOSTILE)
     opened.drop(corpus)
-    assert opened.result() == "2 of 4 programs did not reach their roots"
-    assert page.locator("#row .tag").all_inner_texts() == ["as expected", "not computed"] * 2
+    assert opened.result() == "1 of 3 programs did not reach their roots"
+    assert page.locator("#row .tag").all_inner_texts() == ["as expected", "not computed", "as expected"]
     with page.expect_download() as download:
         page.get_by_role("link", name="Download the statement").click()
-    assert download.value.suggested_filename == "corpus-statement.json"
-    download.value.save_as(tmp_path / "statement.json")
-    told = command.printed("corpus", "check", tmp_path / "statement.json", code=2)[0]
+    download.value.save_as(tmp_path / download.value.suggested_filename)
+    told = command.printed("corpus", "check", tmp_path / "corpus-statement.json", code=2)[0]
     assert f"signed by {page.locator('#statement').inner_text()}" in told
-    opened.picture("corpus")
+    opened.fits("corpus")
 
 
 def test_work_is_paused_and_stopped_with_the_page_alive(opened: Watched, desk: Desk) -> None:
@@ -368,19 +346,6 @@ def test_the_page_works_offline_and_can_neither_load_nor_send(
         assert watched.page.evaluate("window.ran") is None
         assert len(requests) == 1, "the page itself; Chromium also tells of requests that the policy stopped"
     context.close()
-
-
-@pytest.mark.parametrize("width", [320, 390, 1600])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_is_wider_than_the_window(opened: Watched, desk: Desk, width: int, scheme: Any) -> None:
-    page = opened.page
-    page.emulate_media(color_scheme=scheme)
-    page.set_viewport_size({"width": width, "height": 844})
-    opened.drop(desk.certificate, desk.weights)
-    opened.result()
-    page.locator("details").evaluate_all("all => all.forEach((one) => { one.open = true; })")
-    found, there = page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
-    assert found <= there
 
 
 def test_each_control_has_a_name_and_is_reached_by_the_keyboard(opened: Watched) -> None:
