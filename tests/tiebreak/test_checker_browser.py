@@ -11,7 +11,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
@@ -62,7 +62,8 @@ class Watched:
     def fits(self, name: str) -> None:
         """Requires that nothing is wider than the window; keeps pictures for a person, if they are asked for."""
         self.page.locator("details").evaluate_all("all => all.forEach((one) => { one.open = true; })")
-        for width, scheme in product((320, 390, 1280, 1600), ("light", "dark")):
+        schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+        for width, scheme in product((320, 390, 1280, 1600), schemes):
             self.page.set_viewport_size({"width": width, "height": 844})
             self.page.emulate_media(color_scheme=scheme)
             assert self.page.evaluate("document.documentElement.scrollWidth") <= width
