@@ -82,7 +82,7 @@ async function audit(recheck, { main, options }, say) {
       say({ progress: { done, total: Math.max(terms * plan.due, done, 1), unit: "terms" } });
     } else {
       if (told.memory > TAB)
-        refuse(`expected a replay in ${TAB} bytes, as a tab has, got ${told.memory}; \`tiebreak audit\` makes it`);
+        refuse(`expected a replay in at most ${TAB} bytes of memory, got one in ${told.memory}`);
       plan = told;
       say({ plan });
       pause(true);
