@@ -81,8 +81,7 @@ function progressWords({ done, total, unit, at = "" }) {
 const SHOW = {
   title: (title) => [made("span", seen.tone, title)],
   said: (said) => [made("span", "", said)],
-  proves: items, open: items, facts, place: showPlace, progress: progressWords,
-  lines: (lines) => items(seen.place ? lines.slice(0, 2) : lines), // the rest is what `place` shows
+  proves: items, open: items, lines: items, facts, place: showPlace, progress: progressWords,
   plan: ({ wanted, total, due, work, memory }) => {
     $("pause").textContent = "Start";
     const cost = `${due} steps of ${amount(Number(work), "terms")} each and ${amount(memory, "bytes")} of memory`;
@@ -181,21 +180,26 @@ function put(name, groups) {
 function add(name, entries) {
   const isLoose = ([path, file]) => name === "base" && file && !path.includes("/");
   const found = Map.groupBy(entries, (entry) => (isLoose(entry) ? "" : topOf(entry[0])));
-  const others = dropped[name].filter(([[path]]) => name === "base" || !found.has(topOf(path)));
-  put(name, [...others, ...found.values()]);
+  put(name, [...dropped[name].filter(([[path]]) => name === "base" || !found.has(topOf(path))), ...found.values()]);
 }
 
 const called = (object, method) => new Promise((take, fail) => { object[method](take, fail); });
 
+/** What is in a dropped folder: a handle in Chromium, which gives a page on the disk no entries, or else an entry. */
+async function* inside(folder) {
+  if (folder.values) yield* folder.values();
+  else for (let some = [null], reader = folder.createReader(); some.length; yield* some)
+    some = await called(reader, "readEntries");
+}
+
 /** All files of dropped folders, by path; an empty folder, or one that is too deep, has null. */
-async function walk(entries, inside = "", found = []) {
-  for (const entry of entries) {
+async function walk(entries, folder = "", found = []) {
+  for await (const entry of entries) {
     if (found.length > MAX_ENTRIES) break;
-    const path = inside + entry.name, before = found.length, isDeep = path.split("/").length > MAX_DEPTH;
-    const reader = entry.isFile || isDeep ? null : entry.createReader();
-    for (let some = [null]; reader && some.length && found.length <= MAX_ENTRIES; await walk(some, `${path}/`, found))
-      some = await called(reader, "readEntries");
-    if (found.length === before) found.push([path, entry.isFile ? await called(entry, "file") : null]);
+    const path = folder + entry.name, before = found.length, isFile = entry.isFile ?? entry.kind === "file";
+    if (isFile) found.push([path, await (entry.getFile?.() ?? called(entry, "file"))]);
+    else if (path.split("/").length <= MAX_DEPTH) await walk(inside(entry), `${path}/`, found);
+    if (found.length === before) found.push([path, null]);
   }
   return found;
 }
@@ -207,9 +211,10 @@ for (const place of document.querySelectorAll(".drop")) {
   for (const type of ["dragover", "dragleave", "drop"])
     place.addEventListener(type, () => place.classList.toggle("over", type === "dragover"));
   place.ondrop = async ({ dataTransfer: { items: all, files } }) => {
-    const roots = [...all].map((item) => item.webkitGetAsEntry()).filter(Boolean);
+    const roots = [...all].map((item) => item.getAsFileSystemHandle?.() ?? item.webkitGetAsEntry());
     try {
-      add(place.dataset.place, roots.length ? await walk(roots) : pathed(files));
+      const found = (await Promise.all(roots)).filter(Boolean);
+      add(place.dataset.place, found.length ? await walk(found) : pathed(files));
     } catch (error) {
       stopWith(`what was dropped cannot be read: ${error.message}`);
     }

@@ -39,7 +39,7 @@ const addressOf = (text) => (/^(?:0x)?[0-9a-fA-F]{40}$/.test(text) ? text.slice(
   : refuse(`--require: expected an address of 40 hex digits, got ${quoted(text)}`));
 
 /** The numbered checks in the order in which they are made, without those that nobody asks for. */
-const asked = ({ require, resaved, others }, { model, bases }) => [1, require.length && 2, model && 3, model && 5,
+const checksOf = ({ require, resaved, others }, { model, bases }) => [1, require.length && 2, model && 3, model && 5,
   model && !resaved && 4, model?.files && !others && 6, bases.length && 7].filter(Boolean);
 
 /**
@@ -50,7 +50,7 @@ const asked = ({ require, resaved, others }, { model, bases }) => [1, require.le
 export async function check(recheck, { main, bases, options }, say) {
   const passed = [], isRead = ([path, file]) => file && path.endsWith(".safetensors");
   const total = [...main, ...bases.flat()].filter(isRead).reduce((sum, [, file]) => sum + file.size, 0);
-  let done = 0, order = [];
+  let done = 0, asked = [];
   const pass = (n) => { passed.push(n); say({ passed }); };
   const advance = async (bytes) => { done += bytes; say({ progress: { done, total, unit: "bytes" } }); await going; };
   try {
@@ -59,13 +59,12 @@ export async function check(recheck, { main, bases, options }, say) {
     given.bases = others;
     if (!given.certificate) refuse(TAKES);
     if (given.bases.some(({ model }) => !model)) refuse("expected the weights that these come from, got none");
-    order = asked(options, given);
-    say({ asked: order });
-    const found = await verify(recheck, given, options, { pass, advance });
-    return { holds: true, tone: "good", passed, asked: order, ...found };
+    asked = checksOf(options, given);
+    say({ asked });
+    return { holds: true, tone: "good", passed, asked, ...await verify(recheck, given, options, { pass, advance }) };
   } catch (error) {
-    const said = saidOf(error), failed = order.find((n) => !passed.includes(n));
-    const verdict = failed ? { tone: "bad", title: "It does not hold", asked: order, failed } : CANNOT;
+    const said = saidOf(error), failed = asked.find((n) => !passed.includes(n));
+    const verdict = failed ? { tone: "bad", title: "It does not hold", asked, failed } : CANNOT;
     return { holds: false, passed, said, ...verdict };
   }
 }
@@ -81,8 +80,6 @@ async function audit(recheck, { main, options }, say) {
       const terms = Number(plan.work), done = terms * told.steps + Number(told.done);
       say({ progress: { done, total: Math.max(terms * plan.due, done, 1), unit: "terms" } });
     } else {
-      if (told.memory > TAB)
-        refuse(`expected a replay in at most ${TAB} bytes of memory, got one in ${told.memory}`);
       plan = told;
       say({ plan });
       pause(true);

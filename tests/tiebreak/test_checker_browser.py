@@ -183,14 +183,15 @@ def test_hostile_files_get_one_sentence_each(opened: Watched, desk: Desk, cases:
     expect(opened.page.locator("#said")).to_contain_text("expected at most 10000 files, got more", timeout=30_000)
 
 
-def test_dropped_files_are_checked_and_endless_folders_are_not_followed(opened: Watched) -> None:
-    opened.page.evaluate("""() => {
-        const dataTransfer = new DataTransfer();
-        dataTransfer.items.add(new File(["{}"], "certificate.json"));
-        const place = document.querySelector("[data-place=main]");
-        place.dispatchEvent(new DragEvent("drop", { dataTransfer, bubbles: true }));
-    }""")
-    expect(opened.page.locator("#said")).to_contain_text("certificate.json: envelope: expected a field", timeout=30_000)
+def test_dropped_files_are_checked_and_endless_folders_are_not_followed(opened: Watched, parties: Parties) -> None:
+    """On a page from the disk, Chromium gives handles of what is dropped from outside; its older entries fail."""
+    place, session = opened.page.locator("[data-place=main]"), opened.page.context.new_cdp_session(opened.page)
+    box = place.bounding_box()
+    assert box
+    data = {"items": [], "files": [str(parties.path("run"))], "dragOperationsMask": 1}
+    for kind in ("dragEnter", "dragOver", "drop"):
+        session.send("Input.dispatchDragEvent", {"type": kind, "x": box["x"] + 9, "y": box["y"] + 9, "data": data})
+    expect(opened.page.locator("#plan")).to_contain_text("3 of 3 signed segments", timeout=30_000)
     folder = "const folder = (name, inner) => ({ name, isFile: false, createReader: () => ({ readEntries: inner }) });"
     wide = "const inner = (take) => take(Array.from({ length: 100 }, () => folder('x', (end) => end([]))));"
     deepest = "let left = 1; const inner = (take) => take(left-- > 0 ? [folder('x', inner)] : []);"
@@ -233,10 +234,6 @@ def test_a_run_gets_the_verdict_of_the_audit(opened: Watched, parties: Parties, 
     opened.fill("sample", "")
     page.get_by_role("button", name="Start").click()
     expect(page.locator("#title")).to_have_text("All that is signed agrees with the program", timeout=30_000)
-    url = "URL.createObjectURL(new Blob([$('worker').textContent.replace('2 ** 32 - 2 ** 16', '8e6')]))"
-    page.evaluate(f"const Own = Worker, url = {url}; Worker = function () {{ return new Own(url); }}")
-    opened.fill("sample", "1")
-    expect(page.locator("#said")).to_contain_text("a replay in at most 8000000 bytes of memory, got one in 84")
 
 
 def test_the_first_difference_of_a_false_run_is_shown(opened: Watched, parties: Parties, tmp_path: Path) -> None:
