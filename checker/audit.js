@@ -257,7 +257,8 @@ const newSeed = () => hexOf(crypto.getRandomValues(new Uint8Array(16)));
 /**
  * Audits the run in what was dropped: a sample, these segments, or all. Anything but a refusal is thrown.
  * @param {Map<string, object>} dropped files by path @param {{segments?: number[], sample?: number, seed?: string}} asked
- * @param {(progress: object) => Promise<void>} tell see `auditSegments`; {memory, due} come first: bytes, and steps to replay
+ * @param {(progress: object) => Promise<void>} tell see `auditSegments`; {memory, due, work} come first: bytes, steps to replay,
+ *   and terms of each
  * @returns {Promise<{verdict: "agrees" | "fraud" | "could not check" | "asked", said: string, lines: string[]}>}
  */
 export async function auditDropped(recheck, dropped, { segments, sample, seed = newSeed() }, tell = async () => {}, budget = undefined) {
@@ -267,14 +268,15 @@ export async function auditDropped(recheck, dropped, { segments, sample, seed = 
     const run = await Run.open(recheck, name, files), signed = await run.signed(), total = signed.records.length;
     const drawn = sample ? drawSegments(recheck, total, sample, seed, signed.head.run_root) : signed.records.map((_, k) => k);
     const wanted = segments ?? drawn, known = new Set(wanted.filter((one) => one < total));
-    await tell({ memory: run.program.memory, due: Number(stepsToReplay(run, signed.records, known)), wanted });
+    const work = BigInt.asUintN(64, recheck.exports.work(run.program.at)), last = Number(run.job.steps);
+    await tell({ memory: run.program.memory, due: Number(stepsToReplay(run, signed.records, known)), wanted, work, total, last });
     const done = await auditSegments(run, signed, wanted, tell, budget);
     const lines = [...(sample ? sampleLines(total, sample, seed) : []), ...done.lines];
     return { ...done, verdict: "agrees", said: lines.at(-1), lines: lines.slice(0, -1), wanted };
   } catch (error) {
     if (!(error instanceof Refused)) throw error;
     const verdict = error instanceof Fraud ? "fraud" : error instanceof Asked ? "asked" : "could not check";
-    return { verdict, said: error.message, lines: [...(error.details ?? []), ...placeLines(error.place)] };
+    return { verdict, said: error.message, lines: [...(error.details ?? []), ...placeLines(error.place)], place: error.place };
   } finally {
     recheck.exports.release(mark);
   }

@@ -1,170 +1,237 @@
-/** What the page shows. All work is done in a worker, whose text and module are in the page; names are shown as text alone. */
+/** What the page shows. A worker, whose text and module are in the page, does all work. Names are shown as text. */
 const $ = (id) => document.getElementById(id);
-const MAX_ENTRIES = 10_000, MAX_DEPTH = 9, MAX_SHOWN = 2000;
-const STATES = { holds: ["good", "holds"], fails: ["bad", "does not hold"], now: ["live", "being checked"], unasked: ["", "not asked"], unknown: ["", "not reached"] };
+const MAX_ENTRIES = 10_000, MAX_DEPTH = 9, MAX_SHOWN = 2000, MAX_LISTED = 50;
+const TONES = { "holds": "good", "does not hold": "bad", "being checked": "live" };
+const BYTES = ["bytes", "kB", "MB", "GB", "TB"], IN_WORDS = { notation: "compact", compactDisplay: "long" };
 
-/** @type {{main: Map<string, File | null>, base: Map<string, File | null>}} */
-const dropped = { main: new Map(), base: new Map() };
+/** Groups of files, [path, file] each: what is to be checked, and things from which that may come. */
+const dropped = { main: [], base: [] };
 const module = Uint8Array.from(atob($("module").textContent), (c) => c.charCodeAt(0));
 const script = URL.createObjectURL(new Blob([$("worker").textContent], { type: "text/javascript" }));
-let worker = null;
+/** What the worker said so far; the milliseconds that it worked; until when these are counted. */
+let worker = null, seen = {}, spent = 0, until = 0;
 
-/** An element with text, without what cannot be seen or turns its direction. */
-function made(tag, text, className = "") {
+/** An element. Its text is shown without what cannot be seen or turns its direction. */
+function made(tag, className, ...inside) {
   const element = document.createElement(tag);
+  const shown = (text) => text.slice(0, MAX_SHOWN).replace(/(?![ \n])[\p{C}\p{Z}]/gu, "?");
   element.className = className;
-  element.textContent = text.slice(0, MAX_SHOWN).replace(/(?![ \n])[\p{C}\p{Z}]/gu, "?");
+  element.append(...inside.map((one) => (one instanceof Node ? one : shown(one))));
   return element;
 }
 
-const size = (bytes) => {
-  const power = Math.min(Math.floor(Math.log10(Math.max(bytes, 1)) / 3), 4);
-  return `${(bytes / 1000 ** power).toFixed(power ? 1 : 0)} ${["bytes", "kB", "MB", "GB", "TB"][power]}`;
+function amount(count, unit) {
+  if (unit !== "bytes") return `${Math.floor(count).toLocaleString("en", IN_WORDS)} ${unit}`;
+  const power = Math.min(Math.floor(Math.log10(Math.max(count, 1)) / 3), BYTES.length - 1);
+  return `${(count / 1000 ** power).toFixed(power ? 1 : 0)} ${BYTES[power]}`;
+}
+
+// ---------------------------------------------------------------- what the worker says
+
+const items = (lines) => lines.map((line) => made("li", "", line));
+const facts = (rows) => rows.map(([name, value]) => made("div", "", made("dt", "", name), made("dd", "", value)));
+const tag = (tone, text) => made("span", `tag ${tone}`, text);
+
+/** A stage on the way to the first difference: which of how many, and what it is. */
+function stage([position, total, title, detail, code = ""]) {
+  const element = $("a-stage").content.cloneNode(true), width = Math.max(1000 / total, 7);
+  const from = Math.min(1000 * position / total, 1000 - width);
+  element.querySelector(".found").setAttribute("transform", `translate(${from}) scale(${width} 1)`);
+  element.querySelector(".fan").setAttribute("points", `${from},0 ${from + width},0 1000,10 0,10`);
+  element.querySelector(".note").append(made("h3", "", title), made("p", "", detail), made("code", "", code));
+  return element;
+}
+
+function showPlace(place) {
+  const { step, what, instruction, of, element, kind } = place, { last } = seen;
+  for (const [who, other, className] of [["got", "expected", ""], ["expected", "got", "right"]]) {
+    const { bits, decimal } = place[who], isSame = (c, k) => c === place[other].bits[k];
+    $(who).replaceChildren(...[...bits].map((c, k) => (isSame(c, k) ? c : made("mark", className, c))));
+    $(`${who}-decimal`).textContent = decimal;
+  }
+  const stages = [[Number(step) - 1, last, `Step ${step} of ${last}`, what]];
+  if (kind) {
+    const elements = (kind.match(/\d+(?=[,\]])/g) ?? []).reduce((all, dim) => all * Number(dim), 1);
+    const more = `[${place.at.join(", ")}] of ${kind}; ${place.differing} of ${place.entries} state entries differ`;
+    stages.push([instruction, of, `Instruction ${instruction} of ${of}`, place.operation, place.origin]);
+    stages.push([element, elements, `Element ${element} of ${elements}`, more]);
+  }
+  return stages.map(stage);
+}
+
+/** A row of the table of programs. */
+function rowOf({ program, root = "", equal, problem = "", milliseconds }) {
+  const row = $("a-row").content.firstElementChild.cloneNode(true), [name, computed, state, time] = row.cells;
+  name.append(made("strong", "", program));
+  computed.append(made("code", "", root), made("p", "bad", problem));
+  state.append(equal ? tag("good", "as expected") : tag("bad", root ? "another root" : "not computed"));
+  if (root) time.append(`${(milliseconds / 1000).toFixed(1)} s`);
+  return row;
+}
+
+function progressWords({ done, total, unit, at = "" }) {
+  spent += performance.now() - until;
+  until = performance.now();
+  $("bar").value = done / total;
+  const rate = 1000 * done / spent, left = done ? `, about ${Math.ceil((total - done) / rate / 60)} min left` : "";
+  return [`${at}${Math.floor(100 * done / total)}% of ${amount(total, unit)}, ${amount(rate, unit)} a second${left}`];
+}
+
+/** How what the worker says is shown: the content of the element of that id. */
+const SHOW = {
+  title: (title) => [made("span", seen.tone, title)],
+  said: (said) => [made("span", "", said)],
+  proves: items, open: items, lines: items, facts, place: showPlace, progress: progressWords,
+  plan: ({ wanted, total, due, work, memory }) => {
+    $("pause").textContent = "Start";
+    const cost = `${due} steps of ${amount(Number(work), "terms")} each and ${amount(memory, "bytes")} of memory`;
+    return [`Replaying ${wanted.length} of ${total} signed segments takes ${cost}.`];
+  },
+  statement: ({ address, text }) => {
+    $("save").href = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+    return [`0x${address}`];
+  },
 };
 
-/** Shows the numbered checks as far as they have come. */
-function showChecks({ asked = [], passed = [], failed = 0 }, isOver) {
-  const now = asked.find((n) => !passed.includes(n));
+/** Shows the numbered checks of a certificate as far as they have come. */
+function showChecks({ asked, passed = [], failed = 0, isOver }) {
+  const now = isOver ? 0 : asked.find((n) => !passed.includes(n));
   [...$("checks").children].forEach((item, index) => {
-    const n = index + 1;
-    const state = passed.includes(n) ? "holds" : n === failed ? "fails" : !asked.includes(n) ? "unasked" : n === now && !isOver ? "now" : "unknown";
-    item.dataset.state = state;
-    item.querySelector(".tag")?.remove();
-    item.append(made("span", STATES[state][1], `tag ${STATES[state][0]}`));
+    const n = index + 1, open = !asked.includes(n) ? "not asked" : n === now ? "being checked" : "not reached";
+    const state = passed.includes(n) ? "holds" : n === failed ? "does not hold" : open;
+    item.replaceChildren(item.firstChild, tag(TONES[state] ?? "", state));
   });
 }
 
-function showResult(result) {
-  $("work").hidden = true;
-  $("holding").hidden = !result.holds;
-  $("title").replaceChildren(made("span", result.title, result.holds ? "good" : "bad"));
-  $("said").replaceChildren(made("span", result.said ?? ""));
-  for (const name of ["proves", "open"]) $(name).replaceChildren(...(result[name] ?? []).map((line) => made("li", line)));
-  $("facts").replaceChildren(...(result.facts ?? []).map(([name, value]) => {
-    const row = made("div", ""), shown = made("dd", "");
-    shown.append(made("code", value));
-    row.append(made("dt", name), shown);
-    return row;
-  }));
-  showChecks(result, true);
-  $("finding").hidden = false;
-  $("status").textContent = `${result.title}. ${result.said ?? ""}`.slice(0, 300);
+/** What is said aloud. */
+function statusOf({ title, said = "", progress, plan, isWorking, note = "" }) {
+  if (title) return `${title}. ${said}`.slice(0, 300);
+  if (progress) return `${Math.floor(10 * progress.done / progress.total)}0% is done.`;
+  return plan ? $("plan").textContent : isWorking ? "Checking." : note;
 }
 
-function stop(said) {
+/** Adds to what is shown. Parts of the page of which nothing was said are hidden. */
+function show(said) {
+  Object.assign(seen, said, said.isOver && { isWorking: undefined });
+  for (const [key, value] of Object.entries(said)) if (SHOW[key] && value) $(key).replaceChildren(...SHOW[key](value));
+  if (said.row) $("row").append(rowOf(said.row));
+  if (seen.asked) showChecks(seen);
+  document.body.dataset.kind = seen.kind ?? "";
+  $("options").open ||= said.kind === "run";
+  if (seen.isOver) worker.terminate();
+  for (const part of document.querySelectorAll("[data-part]")) part.hidden = !seen[part.dataset.part];
+  const status = statusOf(seen);
+  if ($("status").textContent !== status) $("status").textContent = status;
+}
+
+// ---------------------------------------------------------------- beginning and stopping
+
+function stop(shown) {
   worker?.terminate();
   worker = null;
-  $("work").hidden = $("finding").hidden = true;
-  $("status").textContent = said;
+  seen = {};
+  show(shown);
 }
+
+const stopWith = (said) => stop({ tone: "soft", title: "This cannot be checked", said });
 
 /** Begins again with all that was dropped. */
 function start() {
-  stop("");
-  if (!dropped.main.size) return;
+  stop({});
+  if (!dropped.main.length) return;
   worker = new Worker(script);
-  const seen = { asked: [], passed: [] };
-  worker.onmessage = ({ data }) => {
-    Object.assign(seen, data);
-    if (data.total) {
-      $("bar").value = data.done / data.total;
-      $("far").textContent = `${size(data.done)} of ${size(data.total)} read`;
-    }
-    if (data.result) showResult(data.result);
-    else if (data.broken) showResult({ holds: false, title: "This cannot be checked", said: data.broken });
-    else if (!data.total) showChecks(seen, false);
-  };
-  worker.onerror = (event) => showResult({ holds: false, title: "This cannot be checked", said: event.message ?? "the worker did not start" });
-  $("bar").value = 0;
-  $("far").textContent = "";
+  worker.onmessage = ({ target, data }) => { if (target === worker) show(data); }; // not of what lay here before
+  worker.onerror = (event) => stopWith(event.message ?? "the worker did not start");
+  $("bar").value = spent = 0;
+  until = performance.now();
   $("pause").textContent = "Pause";
-  $("work").hidden = false;
-  $("status").textContent = "Checking.";
-  const require = $("require").value.split(/[\s,]+/).filter(Boolean);
-  const options = { require, resaved: $("resaved").checked, others: $("others").checked };
-  worker.postMessage({ module, check: { main: [...dropped.main], bases: dropped.base.size ? [[...dropped.base]] : [], options } });
+  $("progress").textContent = "";
+  $("row").replaceChildren();
+  show({ isWorking: true });
+  const options = {
+    require: $("require").value.split(/[\s,]+/).filter(Boolean), resaved: $("resaved").checked,
+    others: $("others").checked, seed: $("seed").value || undefined,
+    sample: Math.floor($("sample").valueAsNumber) || undefined,
+  };
+  worker.postMessage({ module, start: { main: dropped.main.flat(), bases: dropped.base, options } });
 }
 
-/** The list of what lies in a place: each folder and each file at the top, with a button that removes it. */
-function showPlace(name) {
-  const tops = new Map();
-  for (const [path, file] of dropped[name]) {
-    const top = path.split("/")[0], [count, bytes] = tops.get(top) ?? [0, 0];
-    tops.set(top, [path === top ? 0 : count + 1, bytes + (file?.size ?? 0)]);
-  }
-  document.querySelector(`[data-place="${name}"] .dropped`).replaceChildren(...[...tops].slice(0, 50).map(([top, [count, bytes]]) => {
-    const item = made("li", ""), label = made("bdi", top), remove = made("button", "Remove");
-    label.append(made("small", `${count ? `${count} files, ` : ""}${size(bytes)}`));
-    remove.type = "button";
-    remove.setAttribute("aria-label", `Remove ${top}`);
-    remove.onclick = () => {
-      for (const path of [...dropped[name].keys()]) if (path.split("/")[0] === top) dropped[name].delete(path);
-      showPlace(name);
-      start();
-    };
-    item.append(label, remove);
-    return item;
-  }));
+// ---------------------------------------------------------------- what was dropped
+
+const topOf = (path) => path.split("/")[0];
+
+/** A group in the list of its place, with a button that removes it. */
+function listed(name, group) {
+  const tops = [...new Set(group.map(([path]) => topOf(path)))].join(", "), remove = made("button", "plain", "Remove");
+  const bytes = amount(group.reduce((sum, [, file]) => sum + (file?.size ?? 0), 0), "bytes");
+  const words = made("small", "", group.length > 1 ? `${group.length} files, ${bytes}` : bytes);
+  remove.ariaLabel = `Remove ${tops}`;
+  remove.onclick = () => put(name, dropped[name].filter((other) => other !== group));
+  return made("li", "", made("bdi", "", tops, words), remove);
 }
 
-/** @param {Iterable<[string, File | null]>} entries */
-function add(name, entries) {
-  for (const [path, file] of entries) dropped[name].set(path, file);
-  showPlace(name);
+function put(name, groups) {
+  dropped[name] = groups;
+  $(`in-${name}`).replaceChildren(...groups.slice(0, MAX_LISTED).map((group) => listed(name, group)));
   start();
 }
 
+/** Adds files. What is checked holds each name once; of what that comes from, files dropped together are one. */
+function add(name, entries) {
+  const isLoose = ([path, file]) => name === "base" && file && !path.includes("/");
+  const found = Map.groupBy(entries, (entry) => (isLoose(entry) ? "" : topOf(entry[0])));
+  put(name, [...dropped[name].filter(([[path]]) => name === "base" || !found.has(topOf(path))), ...found.values()]);
+}
+
+const called = (object, method) => new Promise((take, fail) => { object[method](take, fail); });
+
+/** What is in a dropped folder: a handle in Chromium, which gives a page on the disk no entries, or else an entry. */
+async function* inside(folder) {
+  if (folder.values) yield* folder.values();
+  else for (let some = [null], reader = folder.createReader(); some.length; yield* some)
+    some = await called(reader, "readEntries");
+}
+
 /** All files of dropped folders, by path; an empty folder, or one that is too deep, has null. */
-async function walk(roots) {
-  const found = [], left = roots.map((entry) => [entry, entry.name]);
-  while (left.length && found.length <= MAX_ENTRIES) {
-    const [entry, path] = left.pop();
-    if (entry.isFile) {
-      found.push([path, await new Promise((take, fail) => { entry.file(take, fail); })]);
-      continue;
-    }
-    const reader = entry.createReader(), isDeep = path.split("/").length > MAX_DEPTH;
-    let count = 0;
-    while (!isDeep && left.length <= MAX_ENTRIES) {
-      const some = await new Promise((take, fail) => { reader.readEntries(take, fail); });
-      if (!some.length) break;
-      count += some.length;
-      left.push(...some.map((one) => [one, `${path}/${one.name}`]));
-    }
-    if (!count) found.push([path, null]);
+async function walk(entries, folder = "", found = []) {
+  for await (const entry of entries) {
+    if (found.length > MAX_ENTRIES) break;
+    const path = folder + entry.name, before = found.length, isFile = entry.isFile ?? entry.kind === "file";
+    if (isFile) found.push([path, await (entry.getFile?.() ?? called(entry, "file"))]);
+    else if (path.split("/").length <= MAX_DEPTH) await walk(inside(entry), `${path}/`, found);
+    if (found.length === before) found.push([path, null]);
   }
   return found;
 }
 
+const pathed = (files) => Array.from({ length: Math.min(files.length, MAX_ENTRIES + 1) }, (_, k) => (
+  [files[k].webkitRelativePath || files[k].name, files[k]]));
+
 for (const place of document.querySelectorAll(".drop")) {
-  const name = place.dataset.place, over = (on) => place.classList.toggle("over", on);
-  place.ondragover = (event) => { event.preventDefault(); over(true); };
-  place.ondragleave = () => over(false);
-  place.ondrop = async (event) => {
-    event.preventDefault();
-    over(false);
-    const { items, files } = event.dataTransfer, roots = [...items].map((item) => item.webkitGetAsEntry()).filter(Boolean);
+  for (const type of ["dragover", "dragleave", "drop"])
+    place.addEventListener(type, () => place.classList.toggle("over", type === "dragover"));
+  place.ondrop = async ({ dataTransfer: { items: all, files } }) => {
+    const roots = [...all].map((item) => item.getAsFileSystemHandle?.() ?? item.webkitGetAsEntry());
     try {
-      add(name, roots.length ? await walk(roots) : [...files].map((file) => [file.name, file]));
+      const found = (await Promise.all(roots)).filter(Boolean);
+      add(place.dataset.place, found.length ? await walk(found) : pathed(files));
     } catch (error) {
-      showResult({ holds: false, title: "This cannot be checked", said: `what was dropped cannot be read: ${error.message}` });
+      stopWith(`what was dropped cannot be read: ${error.message}`);
     }
   };
-  for (const input of place.querySelectorAll("input")) {
-    input.onchange = () => {
-      add(name, [...input.files].slice(0, MAX_ENTRIES + 1).map((file) => [file.webkitRelativePath || file.name, file]));
-      input.value = "";
-    };
-  }
+  place.onchange = ({ target }) => {
+    add(place.dataset.place, pathed(target.files));
+    target.value = "";
+  };
 }
 // A file that is dropped beside the places must not replace the page.
-addEventListener("dragover", (event) => event.preventDefault());
-addEventListener("drop", (event) => event.preventDefault());
-for (const name of ["require", "resaved", "others"]) $(name).onchange = start;
-$("stop").onclick = () => stop("Stopped.");
+for (const type of ["dragover", "drop"]) addEventListener(type, (event) => event.preventDefault());
+for (const input of document.querySelectorAll(".options input")) input.onchange = start;
+$("stop").onclick = () => stop({ note: "Stopped." });
 $("pause").onclick = () => {
-  const on = $("pause").textContent === "Pause";
-  worker?.postMessage({ pause: on });
-  $("pause").textContent = on ? "Go on" : "Pause";
+  const pause = $("pause").textContent === "Pause";
+  worker.postMessage({ pause });
+  $("pause").textContent = pause ? "Go on" : "Pause";
+  until = performance.now();
 };
-document.querySelector(".places").hidden = false;
+$("hub").hidden = location.pathname !== "/check";

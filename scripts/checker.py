@@ -19,8 +19,8 @@ MODULE: Final = ROOT / "recheck" / "build" / "recheck.wasm"
 PAGE: Final = STATIC / "checker.html"
 WORKER: Final = "worker.js"
 """The last part of the worker's script; what it imports comes before it."""
-IMPORT: Final = re.compile(r'^import \{ ([^}]*) \} from "\./([\w.]+)";\n', re.MULTILINE)
-EXPORT: Final = re.compile(r"^export (?=(?:async function|function|class|const|let)\b\*? (\w+))", re.MULTILINE)
+IMPORT: Final = re.compile(r'^import \{ ([^}]*) \} from "\./([\w./]+)";\n', re.MULTILINE)
+EXPORT: Final = re.compile(r"^export (?=(?:async function|function|class|const|let|var)\b\*? (\w+))", re.MULTILINE)
 
 
 def bundle(name: str, done: dict[str, str]) -> str:

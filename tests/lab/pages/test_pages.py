@@ -17,7 +17,7 @@ from tests.lab.pages.staged import Staged, known, moments
 from tests.tiebreak.strict_html import Strict
 from tiebreak.node.pages import views, words
 from tiebreak.node.pages.headers import POLICY
-from tiebreak.node.pages.routes import STATIC, routes
+from tiebreak.node.pages.routes import CHECKER, STATIC, routes
 from tiebreak.node.pages.source import ReadPost
 from tiebreak.node.pages.words import Values
 from tiebreak.protocol.commitments.eip712 import Address
@@ -52,7 +52,7 @@ def ids(source: Staged) -> tuple[Digest, Digest]:
 
 
 def paths(source: Staged) -> list[str]:
-    found = ["/", "/games", "/games?q=a&page=2", "/parties", "/check"]
+    found = ["/", "/games", "/games?q=a&page=2", "/parties"]
     found += [f"/jobs/{job.hex()}" for job in source.board.jobs]
     return found + [f"/games/{game.hex()}" for game in source.board.games]
 
@@ -70,6 +70,17 @@ def test_every_page_is_valid_html_with_local_resources_only(cases: Callable[[int
             links = {link for _, found in page.seen for link in found.values() if (link or "").startswith("/static/")}
             assert all(asked.get(link).status_code == 200 for link in links)
             cases(1)
+
+
+def test_the_page_that_checks_files_keeps_its_own_policy() -> None:
+    asked = client(final())
+    answer = asked.get("/check")
+    assert answer.text == CHECKER.read_text("utf-8")
+    policy = next(found["content"] for tag, found in Strict(answer.text).seen if "http-equiv" in found)
+    assert answer.headers["content-security-policy"] == f"{policy}; frame-ancestors 'none'"
+    assert "default-src 'none'" in (policy or "")
+    assert asked.post("/check").status_code == 405
+    assert 'href="/check"' in asked.get("/").text
 
 
 def final() -> Staged:

@@ -17,20 +17,17 @@ from urllib.parse import urlencode
 from anyio import CapacityLimiter, to_thread
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from tiebreak.node.hub import connection, limits
-from tiebreak.node.pages import checking, pictures, views, words
+from tiebreak.node.hub import limits
+from tiebreak.node.pages import pictures, views, words
 from tiebreak.node.pages.headers import HEADERS
 from tiebreak.node.pages.source import PageContext, PageSource
 from tiebreak.node.pages.views import PageQuery
 from tiebreak.node.pages.words import Values
-from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.tags import Digest
 
 if TYPE_CHECKING:
@@ -38,6 +35,7 @@ if TYPE_CHECKING:
 
 _RUNNING: Final = re.compile(r"(<time [^>]*data-due[^>]*>)[^<]*")
 STATIC: Final = Path(__file__).with_name("static")
+CHECKER: Final = STATIC / "checker.html"
 THREADS: Final = 4
 """Pages that are made at once. However long they take, all other threads of the hub stay free for posts."""
 MAX_QUERY: Final = 100
@@ -66,9 +64,16 @@ def routes(source: PageSource) -> list[BaseRoute]:
         for live in ("", "/live"):
             endpoint = made.metered(made.page(template, view, is_live=bool(live)))
             found.append(Route(path.rstrip("/") + live or "/", endpoint, methods=["GET"]))
-    found.append(Route("/check", made.check, methods=["GET", "POST"]))
+    found.append(Route("/check", made.metered(checker), methods=["GET"]))
     found.append(Mount("/static", app=StaticFiles(directory=STATIC), name="static"))
     return found
+
+
+def checker(_: Request) -> Response:
+    """The page that checks files in the browser, under the policy that it has for itself, and in no frame."""
+    html = CHECKER.read_text("utf-8")
+    policy = html.partition('Content-Security-Policy" content="')[2].partition('"')[0]
+    return HTMLResponse(html, headers=HEADERS | {"Content-Security-Policy": f"{policy}; frame-ancestors 'none'"})
 
 
 def environment() -> Environment:
@@ -156,19 +161,6 @@ class _Pages:
             return self._html("live.html", {**shown, "seen": seen, "changed": changed})
 
         return respond
-
-    async def check(self, request: Request) -> Response:
-        finding = None
-        if request.method == "POST":
-            try:
-                body = await connection.body_of(request, checking.MAX_FORM_BYTES)
-                data = checking.file_in(body, request.headers.get("content-type", ""))
-                finding = await run_in_threadpool(checking.check, data, self._source)
-            except (HTTPException, EncodingError) as error:
-                reason = error.detail if isinstance(error, HTTPException) else str(error)
-                finding = checking.refusal(f"Nothing to check: {words.clipped(reason)}")
-        shown = self._context(request, {"finding": finding, "stream": None})
-        return self._html("check.html", shown, 200 if finding is None or finding["holds"] else 422)
 
     def _context(self, request: Request, found: Values) -> Values:
         source, query = self._source, _query(request)

@@ -184,11 +184,6 @@ def job(source: PageSource, job_id: Digest) -> Values | None:
     }  # fmt: skip
 
 
-def agreed(source: PageSource, job_id: Digest) -> Job | None:
-    """The terms of a job, if the board or a post knows it."""
-    return _job_in(source.board or Board(), source.posts(job_id), job_id)
-
-
 def _job_in(board: Board, seen: Sequence[ReadPost], job_id: Digest) -> Job | None:
     if job_id in board.jobs:
         return board.jobs[job_id].job

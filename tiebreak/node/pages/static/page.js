@@ -38,14 +38,6 @@
   });
   document.addEventListener("htmx:sseOpen", () => document.body.classList.add("live"));
   document.addEventListener("htmx:sseError", () => document.body.classList.remove("live"));
-  document.addEventListener("dragover", (event) => { if (document.getElementById("file")) event.preventDefault(); });
-  document.addEventListener("drop", (event) => {
-    const input = document.getElementById("file");
-    if (!input || !event.dataTransfer.files.length) return;
-    event.preventDefault();
-    input.files = event.dataTransfer.files;
-    input.form.requestSubmit();
-  });
   tick(); local(); difference();
   setInterval(tick, 1000);
 })();
