@@ -1,8 +1,8 @@
 /* A program in the module, and its replay step by step: state and data are filled in, and each step is computed in pieces. */
-import { STATE, DATA, hexOf } from "./module.js";
+import { STATE, DATA, hexOf, refuse } from "./module.js";
 import { DTYPES, piecesOf } from "./tensors.js";
 
-export const LATE = 4;
+const LATE = 4, MOST_MEMORY = 2 ** 32 - 2 ** 16, LEAST_LIMIT = 2 ** 28, MANY_ENTRIES = 1 << 23, SLACK = 1 << 23;
 /** Milliseconds. */
 const REST = 50;
 const SIZES = [4, 8, 1], SOURCE = 1, REDUCE = 3, SCATTER = 5;
@@ -11,23 +11,25 @@ const MAPS = "copy add sub mul div sqrt neg abs max min exp log tanh erf sin cos
   + "floordiv mod";
 const FUNCTIONS = { 1: "const step state data late", 2: MAPS, 3: "sum max argmax sum_bf16", 6: "fill else" };
 
-/** A program whose bytes are in the module. */
+/** A program whose bytes are in the module, which may take the memory of a replay from then on. */
 export class Program {
   /** @param {import("./module.js").Recheck} recheck @param {Uint8Array} bytes */
   constructor(recheck, bytes) {
-    this.recheck = recheck;
-    this.exports = recheck.exports;
-    this.size = bytes.length;
-    this.at = this.exports.program(recheck.put(bytes), bytes.length);
-    this.root = recheck.digest("program_root", this.at);
-    this.body = this.exports.count(this.at, 0);
+    const { exports } = recheck, at = exports.program(recheck.put(bytes), bytes.length);
+    Object.assign(this, { recheck, exports, at, size: bytes.length, body: exports.count(at, 0), root: recheck.digest("program_root", at) });
     [this.state, this.data, this.late] = [STATE, DATA, LATE].map((kind) => this.slots(kind));
+    /** All instructions of the body; the sums that a log may decide, in order, and how many elements these have. */
+    this.all = Array.from({ length: this.body }, (_, k) => this.describe(k));
+    this.loggedSums = this.all.filter((i) => i.function === 0 && i.dtype === 0 && (i.opcode === REDUCE || i.opcode === SCATTER));
+    this.loggable = this.loggedSums.reduce((sum, { elements }) => sum + elements, 0);
     const commits = this.state.reduce((all, { operand }) => all.set(operand, (all.get(operand) ?? 0) + 1), new Map());
     /** The names of the entries that no step changes. */
     this.frozen = new Set(this.state.filter(({ name, operand }) => {
-      const made = this.describe(operand);
+      const made = this.all[operand];
       return commits.get(operand) === 1 && made.opcode === SOURCE && made.function === STATE && made.name === name;
     }).map(({ name }) => name));
+    if (this.memory > MOST_MEMORY) refuse(`expected a replay in at most ${MOST_MEMORY} bytes of memory, got one in ${this.memory}`);
+    exports.limit(BigInt(Math.max(this.memory, LEAST_LIMIT)));
   }
 
   slots(kind) {
@@ -43,20 +45,12 @@ export class Program {
     return { number, opcode, function: kind, dtype, dims, operand, name, elements, bytes: elements * SIZES[dtype] };
   }
 
-  /** About how many bytes a replay takes: the program, state, data, and all values of a step. Said before it begins. */
+  /** About how many bytes a replay takes: the program, state, data, all values of a step and its log. Said before it begins. */
   get memory() {
     const isMade = ({ opcode, function: kind }) => opcode !== SOURCE || kind < STATE;
-    const all = [this.state, this.state, this.data, this.late, this.all.filter(isMade)].flat();
-    return all.reduce((sum, { bytes }) => sum + bytes + 64, 2 * this.size + (1 << 23));
-  }
-
-  /** All instructions of the body. */
-  get all() { return Array.from({ length: this.body }, (_, k) => this.describe(k)); }
-
-  /** The sums that a log may decide, in order: their instructions and elements. */
-  get loggedSums() {
-    this.sums ??= this.all.filter((i) => i.function === 0 && i.dtype === 0 && (i.opcode === REDUCE || i.opcode === SCATTER));
-    return this.sums;
+    const all = [this.state, this.state, this.data, this.late, this.late, this.all.filter(isMade)].flat();
+    const least = 2 * this.size + 9 * Math.min(this.loggable, MANY_ENTRIES) + SLACK;
+    return all.reduce((sum, { bytes }) => sum + bytes + 64, least);
   }
 }
 
@@ -83,16 +77,14 @@ export function rootOf(recheck, kind, slots, ids) {
   return slots.length ? recheck.tree(slots.map(({ name }, k) => recheck.entry(kind, name, ids[k]))) : recheck.empty(0);
 }
 
-/** One replay. Its memory is freed by `close`, after which what was made before it goes on. */
+/** One replay, whose memory whoever made it releases. */
 export class Replay {
   /** @param {Program} program */
   constructor(program, precision, tolerances) {
-    Object.assign(this, { program, recheck: program.recheck, exports: program.exports, mark: program.exports.mark(), until: 0 });
+    Object.assign(this, { program, recheck: program.recheck, exports: program.exports, until: 0 });
     this.at = this.exports.replay(program.at, precision, tolerances);
     this.work = BigInt.asUintN(64, this.exports.work(program.at));
   }
-
-  close() { this.exports.release(this.mark); }
 
   place(kind, slot) { return this.exports.tensor(this.at, kind, slot) >>> 0; }
 
@@ -110,14 +102,14 @@ export class Replay {
   }
 
   /**
-   * Computes a step. log: the step's in plain form, as a function that puts it into the module; null: none.
+   * Computes a step. log: puts the step's log into the module, see `putLog`; null: none.
    * @param {bigint} number @param {(done: bigint) => Promise<void>} tell called after each piece of about `budget` terms
    * @returns {Promise<{state: string, loss: number, ids: string[]}>} ids: those of the entries of the new state
    */
   async step(number, log, tell, budget = 1n << 22n) {
     const { exports, recheck, program } = this, mark = exports.mark();
     try {
-      const [at, size] = log ? log() : [0, 0];
+      const { at, size } = log ? log() : { at: 0, size: 0 };
       exports.begin(this.at, number, at, size);
       while (!exports.advance(this.at, budget)) {
         await tell(BigInt.asUintN(64, exports.done(this.at)));
@@ -140,5 +132,6 @@ export class Replay {
     this.until = performance.now() + REST;
   }
 
-  record(step, state, loss, log) { return this.recheck.record(step, state, loss, log ?? "00".repeat(32)); }
+  /** The digest of the record of a step. log: the root of its segment's logs, if there are any. */
+  record(step, { state, loss }, log) { return this.recheck.record(step, state, loss, log ?? "00".repeat(32)); }
 }

@@ -1,6 +1,5 @@
 /* A run's folder (tiebreak/engine/run/directory.py): what its job, its heads, its records and its states say. */
-import { Refused, refuse, bytesOf, hexOf, STATE, DATA } from "./module.js";
-import { parseJson } from "./formats.js";
+import { Refused, refuse, bytesOf, hexOf, STATE } from "./module.js";
 import { unpack, versioned, requireBytes, wide } from "./msgpack.js";
 import { piecesOf, readWhole, tensorsOf } from "./tensors.js";
 import { FINITE_LOSSES, HEAD, JOB, checkJob, fieldsOf, least, structOf, typedDigest, typeOf } from "./job.js";
@@ -19,9 +18,10 @@ export class Fraud extends Refused {
 }
 
 const MAX_FILE = 1 << 16, MAX_MESSAGE = 2048, MAX_RECORDS = 1 << 25, MAX_PROGRAM = 1 << 30, RECORD = 76, SIGNATURE = 65;
-const STATE_NAME = /^checkpoints\/([0-9]{12,20})\.safetensors$/;
+const STATE_NAME = /^checkpoints\/([0-9]{12,20})\.safetensors$/, JOB_NAME = /(?:^|\/)job\.bin$/;
 
-const depthOf = (count) => BigInt(count - 1n).toString(2).length * (count > 1n ? 1 : 0);
+/** The depth of a tree of so many leaves. */
+const depthOf = (count) => (count > 1n ? (count - 1n).toString(2).length : 0);
 const named = (prefix, work) => {
   try {
     return work();
@@ -33,7 +33,8 @@ const named = (prefix, work) => {
 
 /** Bits of an f32 as a number. */
 export const floatOf = (bits) => new Float32Array(Uint32Array.of(bits).buffer)[0];
-const inPython = (number) => Number.isNaN(number) ? "nan" : String(number).replace("Infinity", "inf");
+const inPython = (number) => String(number).replace("NaN", "nan").replace("Infinity", "inf");
+const pathOfState = (step) => `checkpoints/${String(step).padStart(12, "0")}.safetensors`;
 
 /** An opened run. */
 export class Run {
@@ -45,16 +46,16 @@ export class Run {
   static async open(recheck, name, files) {
     const run = new Run();
     Object.assign(run, { recheck, name, files });
-    if (!files.get("job.bin")) throw new Asked(`expected the folder of a run, got ${name}, which has no job.bin; see \`tiebreak agree\``);
     const raw = await run.whole("job.bin", MAX_FILE);
     named(`${name}/job.bin`, () => run.readJob(raw));
     const program = await run.whole("program.tbp", MAX_PROGRAM);
     run.program = named(`${name}/program.tbp`, () => new Program(recheck, program));
     const { job } = run, { root, body, state, data } = run.program;
-    const found = { root, body: BigInt(body), state: BigInt(state.length), data: BigInt(data.length) };
-    const expected = { root: job.program_root, body: job.body_count, state: job.state_count, data: job.data_count };
-    for (const key in expected)
-      if (expected[key] !== found[key]) refuse(`program ${key}: expected ${expected[key]} as in the job, got ${found[key]}`);
+    const terms = [["root", root], ["body", BigInt(body)], ["state", BigInt(state.length)], ["data", BigInt(data.length)]];
+    for (const [name, found] of terms) {
+      const expected = job[name === "root" ? "program_root" : `${name}_count`];
+      if (expected !== found) refuse(`program ${name}: expected ${expected} as in the job, got ${found}`);
+    }
     return run;
   }
 
@@ -146,29 +147,28 @@ export class Run {
   /** The steps, ascending, whose states are kept of the initial state and these records. */
   kept(records) {
     const last = records.length ? this.lastStep(records.length - 1) : 0n;
-    const isKept = (step) => step <= last && step === this.lastStep(this.checkpointOf(step));
-    return [...this.files.keys()].filter((path) => STATE_NAME.test(path)).map((path) => [path, BigInt(STATE_NAME.exec(path)[1])])
-      .filter(([path, step]) => path === statePath(step) && (!step || isKept(step))).map(([, step]) => step).sort((a, b) => Number(a - b));
+    const isKept = (step) => !step || (step <= last && step === this.lastStep(this.checkpointOf(step)));
+    const steps = [...this.files.keys()].filter((path) => STATE_NAME.test(path)).map((path) => BigInt(STATE_NAME.exec(path)[1]));
+    return [...new Set(steps)].filter((step) => this.files.has(pathOfState(step)) && isKept(step)).sort((a, b) => Number(a - b));
   }
 
-  /** The tensors of the state after a step, by name, none of them read yet. */
+  /** The tensors of the state after a step, by name, none of them read yet. Those that never change may be in the first file. */
   async state(step) {
-    const { program, name } = this, path = statePath(step);
-    const found = await tensorsOf(this.file(path), `${name}/${path}`, program.state, step ? program.frozen : new Set(), true);
-    if (program.state.every((slot) => found.has(slot.name))) return found;
-    const first = statePath(0n), whole = await tensorsOf(this.file(first), `${name}/${first}`, program.state, new Set(), true);
-    return new Map([...whole, ...found]);
+    const { name, program: { state, frozen } } = this;
+    const open = (of, absent) => tensorsOf(this.file(pathOfState(of)), `${name}/${pathOfState(of)}`, state, absent, true);
+    const found = await open(step, step ? frozen : new Set());
+    return found.size === state.length ? found : new Map([...await open(0n, new Set()), ...found]);
   }
 
-  /** The ids of a state's tensors, read in pieces, which must lead to its root. */
-  async identified(step, root, tell = async () => {}) {
-    const tensors = await this.state(step), ids = [];
+  /** The ids of a state's tensors, read in pieces, which must lead to its committed root. */
+  async identified(step, records, tell = async () => {}) {
+    const tensors = await this.state(step), ids = [], root = this.rootAfter(step, records);
     for (const slot of this.program.state) {
       ids.push(await tensorId(this.recheck, slot, piecesOf(tensors.get(slot.name))));
       await tell();
     }
     const found = rootOf(this.recheck, STATE, this.program.state, ids);
-    if (found !== root) refuse(`${this.name}/${statePath(step)}: state after step ${step}: expected root ${root}, got ${found}`);
+    if (found !== root) refuse(`${this.name}/${pathOfState(step)}: state after step ${step}: expected root ${root}, got ${found}`);
     return { tensors, ids };
   }
 
@@ -177,75 +177,22 @@ export class Run {
 
   data() { return tensorsOf(this.file("data.safetensors"), `${this.name}/data.safetensors`, this.program.data); }
 
-  /** The origins of instructions in the client's model, for readers: nobody signs them. */
-  async origins() {
-    if (!this.files.get("origins.json")) return [];
+  /** Where in the client's model an instruction comes from, for readers: nobody signs it. */
+  async origin(instruction) {
     try {
-      const found = parseJson(await this.whole("origins.json", 1 << 24), 2);
-      return Array.isArray(found) ? found : [];
+      const found = JSON.parse(new TextDecoder().decode(await this.whole("origins.json", 1 << 24)))[instruction];
+      return typeof found === "string" ? found : "";
     } catch {
-      return [];
+      return "";
     }
   }
 }
 
-/** The run in what was dropped, or null: the files of the topmost folder that has a job, and its name. */
+/** The run in what was dropped: the name and the files of the topmost folder that has a job. */
 export function runIn(files) {
-  const depth = (path) => path.split("/").length, jobs = [...files.keys()].filter((path) => /(?:^|\/)job\.bin$/.test(path));
-  const job = jobs.sort((a, b) => depth(a) - depth(b))[0];
-  if (job === undefined) return null;
-  const folder = job.slice(0, -"job.bin".length), inside = [...files].filter(([path]) => path.startsWith(folder));
-  return { name: folder.slice(0, -1) || "the run", files: new Map(inside.map(([path, file]) => [path.slice(folder.length), file])) };
-}
-
-const statePath = (step) => `checkpoints/${String(step).padStart(12, "0")}.safetensors`;
-
-// ---------------------------------------------------------------- checks without a replay
-
-/**
- * What holds of a run without replaying it, line by line: [holds, words].
- * @param {() => Promise<void>} tell called often; it may wait, and throw
- */
-export async function checkRun(run, tell = async () => {}) {
-  const lines = [[true, `1. the job is signed by its client 0x${run.job.client} and its trainer 0x${run.job.trainer}`],
-    [true, `2. the program is the job's: root ${run.program.root}, ${run.program.body} instructions`]];
-  const line = async (number, work) => {
-    try {
-      const words = await work();
-      if (words) lines.push([true, `${number}. ${words}`]);
-      return true;
-    } catch (error) {
-      if (!(error instanceof Refused)) throw error;
-      lines.push([false, `${number}. ${error.message}`]);
-      return false;
-    }
-  };
-  await line(3, async () => {
-    for (const path of run.headNames) await run.head(path);
-    return `${run.headNames.length} ${run.headNames.length === 1 ? "head is" : "heads are"} signed by the trainer`;
-  });
-  let records = [];
-  await line(4, async () => {
-    const signed = await run.signed();
-    records = signed.records;
-    return `${records.length} of ${run.checkpoints} records stand under the last head's root ${signed.head.run_root}`;
-  });
-  await line(5, async () => {
-    const tensors = await run.data(), ids = [];
-    for (const slot of run.program.data) {
-      ids.push(await tensorId(run.recheck, slot, piecesOf(tensors.get(slot.name))));
-      await tell();
-    }
-    const found = rootOf(run.recheck, DATA, run.program.data, ids);
-    if (found !== run.job.data_root) refuse(`${run.name}/data.safetensors: expected root ${run.job.data_root}, got ${found}`);
-    return `the data are the job's: root ${found}`;
-  });
-  const good = [];
-  for (const step of run.kept(records)) await line(6, async () => {
-    await run.identified(step, run.rootAfter(step, records), tell);
-    good.push(step);
-  });
-  const shown = `${good.slice(0, 8).join(", ")}${good.length > 8 ? ", ..." : ""}`;
-  if (good.length) lines.push([true, `6. the states after steps ${shown} are what was committed`]);
-  return lines;
+  const depth = (path) => path.split("/").length, jobs = [...files.keys()].filter((path) => JOB_NAME.test(path));
+  const folder = jobs.sort((a, b) => depth(a) - depth(b))[0]?.replace(/job\.bin$/, "");
+  if (folder === undefined) throw new Asked("expected the folder of a run, got none that has a job.bin; see `tiebreak agree`");
+  const inside = [...files].filter(([path]) => path.startsWith(folder)).map(([path, file]) => [path.slice(folder.length), file]);
+  return { name: folder.slice(0, -1) || "the run", files: new Map(inside) };
 }

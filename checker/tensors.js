@@ -2,10 +2,9 @@
 import { refuse } from "./module.js";
 import { parseJson, JsonFields, quoted, sorted } from "./formats.js";
 
-const MAX_HEADER = 1 << 24, MAX_ELEMENTS = 2n ** 40n;
+const MAX_HEADER = 1 << 24, MAX_ELEMENTS = 2n ** 40n, PIECE = 1 << 22;
 const WIDTHS = { F64: 8, F32: 4, F16: 2, BF16: 2, I64: 8, I32: 4, I16: 2, I8: 1, U64: 8, U32: 4, U16: 2, U8: 1, BOOL: 1 };
 export const DTYPES = ["F32", "I64", "BOOL"];
-const PIECE = 1 << 22;
 
 /** Python's tuple of numbers. */
 const tuple = (dims) => `(${dims.join(", ")}${dims.length === 1 ? "," : ""})`;
@@ -41,14 +40,10 @@ function entryOf(path, name, entry, start, size) {
 
 /** The tensors of a file by name, which must cover its data without gap or overlap. */
 export async function openTensors(file, path) {
-  const take = async (from, to) => {
-    const found = await file.slice(from, Math.min(to, file.size));
-    return found.length === to - from ? found : refuse(`${path}: expected ${to - from} bytes of a header, got ${found.length}`);
-  };
-  const size = new DataView((await take(0, 8)).slice().buffer).getBigUint64(0, true);
+  const size = new DataView((await readAt(file, path, 0, 8)).slice().buffer).getBigUint64(0, true);
   if (size > MAX_HEADER) refuse(`${path}: expected a header of at most ${MAX_HEADER} bytes, got ${size}`);
-  const text = await take(8, 8 + Number(size));
-  let header = null;
+  let end = 8 + Number(size), header = null;
+  const text = await readAt(file, path, 8, end);
   try {
     header = parseJson(text, 3);
   } catch (error) {
@@ -57,7 +52,6 @@ export async function openTensors(file, path) {
   if (!(header instanceof Map)) refuse(`${path}: expected a safetensors header of entries by name, got another value`);
   header.delete("__metadata__");
   const entries = [...header].map(([name, entry]) => entryOf(path, name, entry, 8n + size, BigInt(file.size)));
-  let end = 8 + Number(size);
   for (const entry of [...entries].sort((a, b) => a.offset - b.offset)) {
     if (entry.offset !== end) refuse(`${entry.what}: expected to begin at byte ${end}, got ${entry.offset}`);
     end += entry.bytes;
@@ -72,40 +66,45 @@ export async function openTensors(file, path) {
  * @param {boolean} narrow whether a tensor of F32 may be BF16 in the file
  */
 export async function tensorsOf(file, path, slots, absent = new Set(), narrow = false) {
-  const most = slots.reduce((all, slot) => all + slot.bytes, 0);
-  if (file.size > most + MAX_HEADER) refuse(`${path}: expected about ${most} bytes, got ${file.size}`);
   const found = await openTensors(file, path), hasAll = [...found.keys()].some((name) => absent.has(name));
-  const wanted = slots.filter((slot) => hasAll || !absent.has(slot.name));
-  const missing = wanted.filter((slot) => !found.has(slot.name)).map((slot) => slot.name), names = new Set(wanted.map((slot) => slot.name));
-  const extra = [...found.keys()].filter((name) => !names.has(name));
+  const wanted = new Map(slots.filter((slot) => hasAll || !absent.has(slot.name)).map((slot) => [slot.name, slot]));
+  const missing = [...wanted.keys()].filter((name) => !found.has(name)), extra = [...found.keys()].filter((name) => !wanted.has(name));
   if (missing.length || extra.length) {
     const few = (all) => list(sorted(all).slice(0, 3).map((name) => quoted(name)));
-    refuse(`${path}: expected ${wanted.length} tensors; missing ${few(missing)}, unexpected ${few(extra)}`);
+    refuse(`${path}: expected ${wanted.size} tensors; missing ${few(missing)}, unexpected ${few(extra)}`);
   }
-  const kinds = new Map(slots.map((slot) => [slot.name, slot]));
-  for (const one of found.values()) {
-    const { dtype, dims } = kinds.get(one.name), kind = DTYPES[dtype];
-    const fits = one.kind === kind || (narrow && kind === "F32" && one.kind === "BF16");
-    if (!fits || String(one.shape) !== String(dims)) refuse(`${one.what}: expected ${kind} ${tuple(dims)}, got ${one.kind} ${tuple(one.shape)}`);
+  for (const { name, what, kind, shape } of found.values()) {
+    const { dtype, dims } = wanted.get(name), expected = DTYPES[dtype], fits = kind === expected || (narrow && !dtype && kind === "BF16");
+    if (!fits || String(shape) !== String(dims)) refuse(`${what}: expected ${expected} ${tuple(dims)}, got ${kind} ${tuple(shape)}`);
   }
   return found;
 }
 
-/** The bytes of a tensor in pieces, as a job has them: BF16 as F32, bools of 0 and 1. */
-export async function* piecesOf(tensor) {
-  const { file, what, kind, offset, bytes } = tensor;
+/** Of each pattern of an F16: that of the F32 of the same value. */
+const halves = () => Uint32Array.from({ length: 1 << 16 }, (_, bits) => {
+  const exponent = (bits >> 10) & 31, fraction = bits & 1023, sign = (bits >> 15) * 2 ** 31;
+  if (exponent) return sign + ((exponent === 31 ? 255 : exponent + 112) << 23 >>> 0) + (fraction << 13);
+  return sign + new Uint32Array(Float32Array.of(fraction * 2 ** -24).buffer)[0];
+});
+let table = null;
+
+/** Elements as a job has them: BF16 and F16 as F32, which has each of their values; bools of 0 and 1. */
+export function widened(what, kind, bytes) {
+  if (kind === "BOOL") {
+    const greatest = bytes.reduce((most, byte) => Math.max(most, byte), 0);
+    if (greatest > 1) refuse(`${what}: expected bools of 0 and 1, got ${greatest}`);
+  }
+  if (kind !== "BF16" && kind !== "F16") return bytes;
+  if (kind === "F16") table ??= halves();
+  const narrow = new Uint16Array(bytes.buffer, bytes.byteOffset, bytes.length / 2);
+  return new Uint8Array(Uint32Array.from(narrow, kind === "BF16" ? (bits) => bits * 65536 : (bits) => table[bits]).buffer);
+}
+
+/** The bytes of a tensor in pieces, as a job has them. see: gets each piece as the file has it. */
+export async function* piecesOf({ file, what, kind, offset, bytes }, see = () => {}) {
   for (let at = 0; at < bytes; at += PIECE) {
     const piece = await readAt(file, what, offset + at, offset + Math.min(at + PIECE, bytes));
-    const greatest = kind === "BOOL" ? piece.reduce((most, byte) => Math.max(most, byte), 0) : 0;
-    if (greatest > 1) refuse(`${what}: expected bools of 0 and 1, got ${greatest}`);
-    if (kind !== "BF16") yield piece;
-    else {
-      const out = new Uint8Array(2 * piece.length);
-      for (let k = 0; k < piece.length; k += 2) {
-        out[2 * k + 2] = piece[k];
-        out[2 * k + 3] = piece[k + 1];
-      }
-      yield out;
-    }
+    see(piece);
+    yield widened(what, kind, piece);
   }
 }

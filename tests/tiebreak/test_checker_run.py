@@ -1,15 +1,16 @@
 """The page that checks files, without its page: a run's folder under node, with the verdicts of `tiebreak audit`."""
 
 import json
-import lzma
 import os
 import random
 import re
 import shutil
 import struct
 import subprocess
+import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Callable
+from hashlib import sha256
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +26,8 @@ from tests.engine import test_late_data as late_data
 from tests.engine.logged_cases import log_of, logged_job, new_run, train
 from tests.engine.test_forbidden_losses import cheated
 from tests.engine.tiny import TRAINER
+from tests.golden.train import Inputs, make_run
+from tests.protocol.instructions import committed, const, counted, source
 from tests.source_tree import ROOT
 from tests.tampered import Tampered, one_element
 from tests.tiebreak.parties import Once, Parties, flip, tiny_run
@@ -35,7 +38,6 @@ from tiebreak.api.training.reading import SAMPLED, late_words
 from tiebreak.cli.main import run as cli
 from tiebreak.cli.main import tiebreak
 from tiebreak.engine.data.arrays import open_safetensors
-from tiebreak.engine.logged.encoding import BLOCK
 from tiebreak.engine.logged.files import LogFile, log_path
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.segments import draw_segments
@@ -46,7 +48,8 @@ from tiebreak.protocol import packing
 from tiebreak.protocol.commitments.job import Job, SignedJob
 from tiebreak.protocol.commitments.records import identify
 from tiebreak.protocol.errors import EncodingError, VerificationError
-from tiebreak.protocol.program.isa import DType, Opcode
+from tiebreak.protocol.program.isa import DType, Opcode, SourceKind
+from tiebreak.protocol.program.program import Program
 
 MODULE = ROOT / "recheck" / "build" / "recheck.wasm"
 NODE = shutil.which("node")
@@ -134,18 +137,9 @@ def of_first_segment(folder: Path, inside: str) -> Path:
     return sorted((folder / inside).iterdir())[inside == "checkpoints"]
 
 
-def remove_heads(folder: Path) -> None:
-    for path in (folder / "heads").iterdir():
+def remove(folder: Path, inside: str, first: int = 0) -> None:
+    for path in sorted((folder / inside).iterdir())[first:]:
         path.unlink()
-
-
-def drop_states(folder: Path) -> None:
-    for path in sorted((folder / "checkpoints").iterdir())[1:]:
-        path.unlink()
-
-
-def rename_head(folder: Path) -> None:
-    last(folder, "heads").rename(folder / "heads" / "999999999999.bin")
 
 
 def cut(path: Path, size: int) -> None:
@@ -154,6 +148,18 @@ def cut(path: Path, size: int) -> None:
 
 def grow(path: Path, more: bytes) -> None:
     path.write_bytes(path.read_bytes() + more)
+
+
+def mended(content: bytes) -> bytes:
+    """A file of logs whose first has the right checksum, as its maker can write it."""
+    size = int.from_bytes(content[56:64], "big")
+    found = zlib.crc32(content[68 : 68 + size], zlib.crc32(content[48:64]))
+    return content[:64] + found.to_bytes(4, "big") + content[68:]
+
+
+def change_log(path: Path, at: int, bit: int = 1) -> None:
+    change(path, 68 + at, bit)
+    path.write_bytes(mended(path.read_bytes()))
 
 
 def exchange_logs(folder: Path) -> None:
@@ -180,7 +186,7 @@ FAULTS: dict[str, Callable[[Path], object]] = {
     "the last state's length": lambda run: cut(last(run, "checkpoints"), -1),
     "the last state's names": lambda run: relabel(last(run, "checkpoints")),
     "the initial state": lambda run: flip(run / "checkpoints" / "000000000000.safetensors"),
-    "all states but the initial one": drop_states,
+    "all states but the initial one": lambda run: remove(run, "checkpoints", 1),
     "data": lambda run: flip(run / "data.safetensors"),
     "the data's header": lambda run: relabel(run / "data.safetensors"),
     "the length of data": lambda run: grow(run / "data.safetensors", b"0"),
@@ -195,8 +201,8 @@ FAULTS: dict[str, Callable[[Path], object]] = {
     "a head's signature": lambda run: change(last(run, "heads"), -2),
     "a head's form": lambda run: change(last(run, "heads"), 0),
     "a head's version": lambda run: change(last(run, "heads"), 1, 3),
-    "a head's name": rename_head,
-    "no head": remove_heads,
+    "a head's name": lambda run: last(run, "heads").rename(run / "heads" / "999999999999.bin"),
+    "no head": lambda run: remove(run, "heads"),
     "the job": lambda run: change(run / "job.bin", 100),
     "the job's client": lambda run: change(run / "job.bin", 65),
     "the job's version": lambda run: change(run / "job.bin", 1, 3),
@@ -216,25 +222,37 @@ OF_LOGS: dict[str, Callable[[Path], object]] = {
     "a log file's name": lambda run: change(of_first_segment(run, "logs"), 3),
     "a log file's job": lambda run: change(of_first_segment(run, "logs"), 12),
     "a log file's segment": lambda run: change(of_first_segment(run, "logs"), 47),
+    "the number of entries": lambda run: change_log(of_first_segment(run, "logs"), 14),
+    "a part's length": lambda run: change_log(of_first_segment(run, "logs"), 19, 64),
+    "a frame's header": lambda run: change_log(of_first_segment(run, "logs"), 21, 32),
     "a log too few": lambda run: cut(of_first_segment(run, "logs"), -3),
     "more logs": lambda run: grow(of_first_segment(run, "logs"), bytes(20)),
     "logs that were not committed": exchange_logs,
     "logs of another segment": lambda run: shutil.copy(last(run, "logs"), of_first_segment(run, "logs")),
 }
-OWN_WORDS = ("no secp256k1 key makes", "program.tbp: ", "Zstandard frame", "cannot be read")
-"""Where the module, a library or the system has its own words."""
+OWN_WORDS = (
+    "no secp256k1 key makes",
+    "program.tbp: ",
+    "Zstandard frame",
+    "expected a file of rounding logs",
+    "no job.bin",
+)
+"""Where the module, a library or the page has words of its own."""
 
 
 def check_same(found: Answer, expected: Answer) -> None:
     """Requires the verdict and the words of the audit; of a sentence that has its own words, the beginning."""
     assert found["verdict"] == expected["verdict"], (found, expected)
+    assert "\n" not in found["reason"]
     if found["verdict"] == "agrees":
         assert found["lines"] == expected["lines"]
     elif any(words in expected["reason"] for words in OWN_WORDS):
-        assert found["reason"].partition(": ")[0] == expected["reason"].partition(": ")[0]
+        assert (
+            found["reason"].partition(", got")[0].partition(": ")[0]
+            == expected["reason"].partition(", got")[0].partition(": ")[0]
+        )
     else:
         assert found["reason"] == expected["reason"]
-    assert "\n" not in found.get("reason", "")
 
 
 def test_false_files_get_the_verdicts_of_the_audit(
@@ -313,9 +331,8 @@ def test_a_loss_that_the_job_forbids_is_fraud(audit: Auditor, tmp_path: Path) ->
 def test_entries_that_no_step_changes_come_from_the_initial_state(audit: Auditor, tmp_path: Path) -> None:
     run = frozen_cases.new_run(tmp_path / "run")
     frozen_cases.work(run)
-    found, checked = ask({"folder": str(run.path), "segments": [2]}, {"folder": str(run.path), "check": True})
+    (found,) = ask({"folder": str(run.path), "segments": [2]})
     assert found["lines"] == audit(run.path, "--segment", 2)["lines"]
-    assert all(holds for holds, _ in checked["lines"])
     change(run.state_path(0), open_safetensors(run.state_path(0))[frozen_cases.EMBEDDING].offset)
     (found,) = ask({"folder": str(run.path), "segments": [2]})
     check_same(found, audit(run.path, "--segment", 2))
@@ -341,21 +358,19 @@ BAD_JOBS: list[dict[str, Any]] = [
 def test_jobs_that_break_a_rule_are_refused_in_its_words(
     runs: dict[str, Path], tmp_path: Path, cases: CaseCounter
 ) -> None:
-    signed, made = RunDirectory.open(runs["logged"]).agreement, list[tuple[Path, bytes]]()
+    signed, folders = RunDirectory.open(runs["logged"]).agreement, list[Path]()
     for number, changes in enumerate(BAD_JOBS):
         top = packing.unpack(signed.encode(), 2048)
         for name, value in (GOOD_VALUES | changes).items():
             is_wide = isinstance(Job.kinds()[name], packing.Uint) and Job.kinds()[name].bits > 64  # type: ignore[attr-defined]
             as_bytes = is_wide and isinstance(value, int) and (name, value) != ("reward", 7)
             top[3][JOB_FIELDS.index(name)] = value.to_bytes(32, "big") if as_bytes else value
-        folder = shutil.copytree(runs["logged"], tmp_path / "jobs" / str(number))
-        (folder / "job.bin").write_bytes(packing.pack(top))
-        made.append((folder, packing.pack(top)))
-    for (folder, job), changes, found in zip(
-        made, BAD_JOBS, ask(*({"folder": str(folder)} for folder, _ in made)), strict=True
-    ):
+        folders.append(shutil.copytree(runs["logged"], tmp_path / "jobs" / str(number)))
+        (folders[-1] / "job.bin").write_bytes(packing.pack(top))
+    answers = ask(*({"folder": str(folder)} for folder in folders))
+    for folder, changes, found in zip(folders, BAD_JOBS, answers, strict=True):
         with pytest.raises(VerificationError) as error:
-            SignedJob.decode(job)
+            SignedJob.decode((folder / "job.bin").read_bytes())
         shown = re.sub(r", such as [^,]*, |b'[^']*'", lambda word: ", " * word[0].startswith(","), str(error.value))
         assert found["verdict"] == "could not check", changes
         assert re.sub(r"bytes 0x\w*", "", found["reason"]) == f"{folder}/job.bin: {shown}", changes
@@ -365,27 +380,13 @@ def test_jobs_that_break_a_rule_are_refused_in_its_words(
 def test_draws_are_those_of_the_audit(runs: dict[str, Path], audit: Auditor, cases: CaseCounter) -> None:
     folder, samples = runs["logged"], [(sample, f"seed {sample} \u00fc") for sample in (1, 2, 5, 6)]
     root = RunDirectory.open(folder).heads()[-1].head.run_root
-    for (sample, seed), found in zip(
-        samples,
-        ask(*({"folder": str(folder), "sample": sample, "seed": seed} for sample, seed in samples)),
-        strict=True,
-    ):
+    answers = ask(*({"folder": str(folder), "sample": sample, "seed": seed} for sample, seed in [*samples, (7, "x")]))
+    for (sample, seed), found in zip(samples, answers[:-1], strict=True):
         assert found["wanted"] == list(draw_segments(6, sample, seed.encode(), root))
         assert found["due"] == found["steps"] == 4 * sample
         assert found["lines"] == audit(folder, "--sample", sample, "--seed", seed)["lines"]
         cases()
-    (found,) = ask({"folder": str(folder), "sample": 7, "seed": "x"})
-    assert (found["verdict"], found["reason"]) == ("asked", "expected a sample of 1 to 6 segments, got 7")
-
-
-def test_a_run_is_checked_without_a_replay(runs: dict[str, Path]) -> None:
-    flip(of_first_segment(runs["late"], "checkpoints"))
-    flip(runs["late"] / "data.safetensors")
-    true, false = ask(*({"folder": str(runs[name]), "check": True} for name in ("logged", "late")))
-    assert [(holds, line[:2]) for holds, line in true["lines"]] == [(True, f"{number}.") for number in range(1, 7)]
-    refused = [line for holds, line in false["lines"] if not holds]
-    assert [line[:2] for line in refused] == ["5.", "6."]
-    assert "state after step 3: expected root" in refused[1]
+    assert (answers[-1]["verdict"], answers[-1]["reason"]) == ("asked", "expected a sample of 1 to 6 segments, got 7")
 
 
 def test_late_data_get_the_words_of_the_audit(cases: CaseCounter) -> None:
@@ -423,31 +424,31 @@ def test_a_file_that_changes_while_it_is_read_is_no_fraud(runs: dict[str, Path],
     cases(len(found))
 
 
-def test_a_replay_needs_no_more_memory_than_is_said(runs: dict[str, Path], cases: CaseCounter) -> None:
+def test_a_replay_needs_no_more_memory_than_is_said(runs: dict[str, Path], tmp_path: Path, cases: CaseCounter) -> None:
     folders = [str(folder) for folder in runs.values()]
-    said = [one["memory"] for one in ask(*({"folder": folder, "check": True} for folder in folders))]
-    limits = [limit for memory in said for limit in (memory, 200_000)]
+    limits = [limit for one in ask(*({"folder": folder} for folder in folders)) for limit in (one["memory"], 200_000)]
     found = ask(*({"folder": folders[n // 2], "limit": limit} for n, limit in enumerate(limits)))
     for enough, little in zip(found[::2], found[1::2], strict=True):
         assert enough["verdict"] == "agrees"
         assert little["verdict"] == "could not check"
         assert "expected work that fits into 200000 bytes, got more" in little["reason"]
         cases()
+    body = (source(SourceKind.STATE, "w", DType.F32), counted((1 << 30,), offset=0, strides=(1,)), const(0))
+    large = Program(body, (committed("w", DType.F32, (), 0),))
+    make_run(tmp_path / "large", Inputs(large, {"w": torch.zeros(())}, {}))
+    (found,) = ask({"folder": str(tmp_path / "large")})
+    assert re.search(r"expected a replay in at most 4294901760 bytes of memory, got one in 8\d{9}$", found["reason"])
 
 
-def mutated(draw: random.Random, content: bytes) -> bytes:
-    """A byte, a wide number, or a piece in another place; or an end cut off."""
+def mutated(draw: random.Random, content: bytes, start: int = 0) -> bytes:
+    """A byte, a wide number, or a piece in another place; or an end cut off. start: what comes before stays."""
     found, kind = bytearray(content), draw.randrange(5)
-    at = draw.randrange(min(len(found), draw.choice((64, 512, 1 << 20))))
-    if kind == 4:
-        return bytes(found[:at])
+    at = start + draw.randrange(min(len(found) - start, draw.choice((64, 512, 1 << 20))))
     number = draw.choice((0, 1, (1 << 64) - 1, 1 << 63, 1 << 40)).to_bytes(8, "big")
-    change_ = [bytes([draw.randrange(256)]), number, number[::-1], bytes(found[draw.randrange(len(found)) :][:16])][
-        kind
-    ]
-    change_ = change_[: len(found) - at]
+    moved = bytes(found[draw.randrange(len(found)) :][:16])
+    change_ = [bytes([draw.randrange(256)]), number, number[::-1], moved, b""][kind][: len(found) - at]
     found[at : at + len(change_)] = change_
-    return bytes(found)
+    return bytes(found[:at] if kind == 4 else found)
 
 
 FILES = ("job.bin", "program.tbp", "data.safetensors", "records.bin", "heads", "logs", "checkpoints", "origins.json")
@@ -464,7 +465,9 @@ def test_hostile_bytes_get_one_sentence(
         path = folder / FILES[number % len(FILES)]
         path = draw.choice(sorted(path.iterdir())) if path.is_dir() else path
         if path.exists():
-            path.write_bytes(mutated(draw, path.read_bytes()))
+            is_log = path.parent.name == "logs"
+            content = mutated(draw, path.read_bytes(), 68 if is_log else 0)
+            path.write_bytes(mended(content) if is_log else content)
             made.append(folder)
     for folder, found in zip(made, ask(*({"folder": str(one)} for one in made)), strict=True):
         assert found["verdict"] in ("agrees", "could not check", "fraud"), found
@@ -494,54 +497,53 @@ def texts(draw: random.Random) -> list[bytes]:
     return found
 
 
-def frame(plain: bytes, level: int) -> bytes:
-    settings = zstandard.ZstdCompressionParameters.from_level(
-        level, format=zstandard.FORMAT_ZSTD1_MAGICLESS, write_content_size=True
-    )
-    return zstandard.ZstdCompressor(compression_params=settings).compress(plain)
+MAGIC = b"\x28\xb5\x2f\xfd"
+SKIPPABLE = b"\x50\x2a\x4d\x18\x04\0\0\0text"
+ENDLESS = {
+    "weights": b"\x82\x8c\x02\x04\xf0\x03\0\x80" + bytes(5) + b"\x80",
+    "sequences": b"\0\xff\xff\xff\x54\x23\0\x34\x01",
+}
+"""Blocks of a frame that name no end of their work."""
+
+
+def block(content: bytes, kind: int) -> bytes:
+    return (1 | kind << 1 | len(content) << 3).to_bytes(3, "little") + content
 
 
 def test_frames_are_those_of_zstandard(cases: CaseCounter) -> None:
     draw = random.Random(8878)
-    made = [(frame(plain, level), plain) for plain in texts(draw) for level in (1, 19)]
+    made = [(zstandard.ZstdCompressor(level).compress(plain), plain) for plain in texts(draw) for level in (1, 19)]
     for (_, plain), found in zip(made, read("frame", [(packed, len(plain)) for packed, plain in made]), strict=True):
         assert b64decode(found) == plain
         cases()
-    hostile = [(mutated(draw, packed), len(plain)) for packed, plain in made[:64] for _ in range(6)]
-    decompressor = zstandard.ZstdDecompressor(format=zstandard.FORMAT_ZSTD1_MAGICLESS, max_window_size=BLOCK)
-    refused = 0
-    for (packed, size), found in zip(hostile, read("frame", hostile), strict=True):
-        try:
-            stated = zstandard.get_frame_parameters(packed, format=zstandard.FORMAT_ZSTD1_MAGICLESS)
-            if stated.content_size != size or stated.window_size > BLOCK:
-                raise zstandard.ZstdError
-            plain = decompressor.decompress(packed, max_output_size=size, allow_extra_data=False)
-        except zstandard.ZstdError:
-            assert found.startswith("expected a ") or packed[0] & 4, "only a checksum is not looked at"
-            refused += 1
-        else:  # the library takes some streams of Huffman codes that do not end where they should
-            assert found == "expected a Zstandard frame" or b64decode(found) == plain
-        cases()
-    assert refused > 100
+    packed, plain = made[-1]
+    size, half = len(plain), zstandard.ZstdCompressor().compress(plain[:100])
+    unsized = zstandard.ZstdCompressor(write_content_size=False).compress(plain)
+    bomb = zstandard.ZstdCompressor().compress(bytes(1 << 26))
+    window = MAGIC + b"\0\xf8" + block(plain[:600], 0)
+    hostile = [
+        (one, size)
+        for one in (packed[:-1], packed + b"x", packed + SKIPPABLE, SKIPPABLE + packed, half, half * 2, bomb, b"")
+    ]
+    hostile += [
+        (packed, size - 1),
+        (packed, size + 1),
+        *((MAGIC + b"\x20\x64" + block(one, 2), 100) for one in ENDLESS.values()),
+    ]
+    found = read("frame", [*hostile, (unsized, size), (window, 600)])
+    assert all(one.startswith("Error: ") or one.startswith("RangeError: ") for one in found[:-2]), found
+    assert [b64decode(one) for one in found[-2:]] == [plain, plain[:600]], "no memory is taken by what a header says"
+    changed = [(mutated(draw, packed, 4), len(plain)) for packed, plain in made[:64] for _ in range(6)]
+    refused = [one for one in read("frame", changed) if "Error: " in one]
+    cases(len(changed))
+    assert len(refused) > 100
 
 
-def test_xz_files_are_those_of_lzma(cases: CaseCounter) -> None:
-    draw, limit = random.Random(2009), 1 << 20
-    shapes = [(3, 0, 2), (0, 0, 0), (1, 3, 4), (0, 4, 1)]
-    made = []
-    for number, plain in enumerate([*texts(draw)[:29], bytes(1 << 19), draw.randbytes(1 << 15) * 4]):
-        lc, lp, pb = shapes[number % 4]
-        filters = [{"id": lzma.FILTER_LZMA2, "preset": 6, "lc": lc, "lp": lp, "pb": pb}]
-        made.append((lzma.compress(plain, filters=filters), plain))
-    for (_, plain), found in zip(made, read("xz", [(packed, limit) for packed, _ in made]), strict=True):
-        assert b64decode(found) == plain
-        cases()
-    hostile = [(mutated(draw, packed), limit) for packed, _ in made[:28] for _ in range(6)]
-    for found in read("xz", hostile):
-        assert found.startswith("expected ") or b64encode(b64decode(found)).decode() == found, found
-        cases()
-    (bomb,) = read("xz", [(lzma.compress(bytes(1 << 22)), limit)])
-    assert bomb == f"expected one whole file of at most {limit} bytes, got more or less"
+def test_the_library_is_the_one_that_is_named() -> None:
+    """Without the lines that are marked, and with two words, it is the file of its package."""
+    head, _, rest = (ROOT / "checker" / "vendor" / "fzstd.js").read_text().partition("*/\n")
+    own = re.sub(r".*// tiebreak\n", "", rest).replace("\nvar ZstdErrorCode", "\nexport var ZstdErrorCode")
+    assert sha256((own + "export { Decompress };\n").encode()).hexdigest() in head
 
 
 def test_msgpack_is_read_as_python_reads_it(cases: CaseCounter) -> None:
@@ -562,10 +564,10 @@ def test_msgpack_is_read_as_python_reads_it(cases: CaseCounter) -> None:
     for packed, found in zip(made, read("msgpack", [(packed, 2048) for packed in made]), strict=True):
         try:
             packing.unpack(packed, 2048)
-            expected = "taken"
-        except EncodingError as error:
-            expected = str(error)
-        assert found == expected, packed.hex()
+        except EncodingError:
+            assert found.startswith("expected ") or found.startswith("number: expected "), packed.hex()
+        else:
+            assert found == "taken", packed.hex()
         cases()
 
 
