@@ -1,12 +1,12 @@
 /* Audits of a run's segments, as `tiebreak audit` makes them (tiebreak/engine/run/audit.py; the numbers of its plan stand here
    too), and the first published number that differs in a false one. */
-import { refuse, refusing, bytesOf, hexOf, utf8, STATE, DATA, Refused } from "./module.js";
+import { Refused, refuse, refusing, bytesOf, hexOf, utf8, STATE, DATA } from "./module.js";
 import { quoted } from "./formats.js";
 import { DTYPES, piecesOf } from "./tensors.js";
 import { FINITE_LOSSES } from "./job.js";
 import { Replay, operationOf, tensorId } from "./replay.js";
-import { LogFile, putLog } from "./logs.js";
-import { Asked, CannotCheck, Fraud, Run, floatOf, runIn } from "./run.js";
+import { SegmentLogs } from "./logs.js";
+import { Asked, Fraud, Run, floatOf, folderOfRun } from "./run.js";
 
 // ---------------------------------------------------------------- draws
 
@@ -53,69 +53,40 @@ function stepsToReplay(run, records, wanted) {
 /** Replays segments of a run, each from the nearest good state before it, and compares each record. */
 class SegmentAudit {
   constructor(run, records, tell, budget) {
-    const { program, job } = run;
-    Object.assign(this, { run, records, tell, budget, held: -1n, kept: run.kept(records), checked: [], starts: [], refused: [] });
-    Object.assign(this, { steps: 0, entries: 0 });
-    this.replay = new Replay(program, Number(job.precision), Number(job.tolerances & ~FINITE_LOSSES));
+    const { program, job } = run, replay = new Replay(program, Number(job.precision), Number(job.tolerances & ~FINITE_LOSSES));
+    const counted = { steps: 0, entries: 0, checked: [], starts: [], refused: [] };
+    Object.assign(this, { run, records, tell, budget, replay, ...counted, held: -1n, kept: run.kept(records) });
   }
 
-  progress(step = this.held, done = 0n) { return { steps: this.steps, step, done, work: this.replay.work, loss: this.loss }; }
-
-  async fillData() {  // (3)
-    const { run } = this, found = await this.replay.fill(DATA, await run.data()), expected = run.job.data_root;
-    if (found !== expected) refuse(`${run.name}/data.safetensors: expected root ${expected}, got ${found}`);
-  }
+  say(done = 0n, step = this.held) { return this.tell({ steps: this.steps, step, done, work: this.replay.work, loss: this.loss }); }
 
   /** Fills in the nearest good state at or before a step, unless a nearer one is held. */
   async start(step) {
-    for (const kept of this.kept.filter((one) => one <= step).reverse()) {
+    for (const kept of this.kept.filter((one) => one <= step && !this.refused.includes(one)).reverse()) {
       if (kept <= this.held && this.held <= step) return;
-      if (!await refusing(() => this.isGood(kept), () => false)) {
-        this.refused.push(kept);
-        this.kept = this.kept.filter((one) => one !== kept);
-        continue;
-      }
-      this.starts.push(kept);
-      this.held = kept;
-      return;
+      if (await refusing(() => this.fillState(kept), () => false)) return;
+      this.refused.push(kept);
     }
     if (this.held < 0n || this.held > step)
-      throw new CannotCheck(`expected a state at or before step ${step} that is what was committed, got none`);
+      refuse(`expected a state at or before step ${step} that is what was committed, got none`);
   }
 
-  async isGood(step) {  // (2): it is hashed before it takes the place of one that is held
-    const { run, records } = this, { tensors } = await run.identified(step, records, () => this.tell(this.progress()));
+  async fillState(step) {  // (2): it is hashed before it takes the place of one that is held
+    const { run, records } = this, { tensors } = await run.identified(step, records, () => this.say());
     this.held = -1n;
-    return await this.replay.fill(STATE, tensors) === run.rootAfter(step, records);
+    await this.replay.fill(STATE, tensors, run.rootAfter(step, records));
+    this.held = step;
+    return this.starts.push(step);
   }
 
-  /** Opens the logs of a segment, which must have the committed root (4). */
-  async openLogs(checkpoint) {
-    const { run, records } = this, { recheck, program, name } = run, [first, last] = [run.firstStep(checkpoint), run.lastStep(checkpoint)];
-    const path = `logs/${String(last).padStart(12, "0")}.log`, failed = (step) => (said) => {
-      throw new CannotCheck(`${name}: log of step ${step}: expected what was committed, got none that can be read: ${said}`);
-    };
-    const file = await refusing(() => new LogFile(run.file(path), `${name}/${path}`, program, run.id, first, last).open(), failed(first));
-    Object.assign(this, { logs: file, logRoots: [] });
-    for (let step = first; step <= last; step++) {
-      const root = async () => { const log = await file.read(step); return recheck.scratch(() => putLog(program, log, step).root); };
-      this.logRoots.push(await refusing(root, failed(step)));
-      await this.tell(this.progress());
-    }
-    this.logRoot = recheck.tree(this.logRoots);
-    if (this.logRoot !== records[checkpoint].log)
-      throw new CannotCheck(`${name}: logs of steps ${first} to ${last}: expected log root ${records[checkpoint].log}, as committed, `
-        + `got ${this.logRoot}; without the committed logs nobody can say whether these steps are right`);
-  }
-
-  /** What puts the log of a step into the module, which must be what it was before. */
-  async logOf(step) {
-    const { run } = this, checkpoint = run.checkpointOf(step), first = run.firstStep(checkpoint);
-    if (this.logs?.first !== first) await this.openLogs(checkpoint);
-    const bytes = await this.logs.read(step), expected = this.logRoots[Number(step - first)];
+  /** What puts the log of a step into the module; those of a segment have the committed root (4). */
+  async logOf(step, checkpoint) {
+    const { run, records } = this;
+    if (this.logs?.first !== run.firstStep(checkpoint))
+      this.logs = await new SegmentLogs(run, checkpoint).open(records[checkpoint].log, () => this.say());
+    const put = await this.logs.log(step);
     return () => {
-      const log = putLog(run.program, bytes, step);
-      if (log.root !== expected) refuse(`${run.name}: log of step ${step}: expected ${expected}, as it was before, got ${log.root}`);
+      const log = put();
       this.entries += log.count;
       return log;
     };
@@ -126,24 +97,25 @@ class SegmentAudit {
     const { run, records, replay } = this;
     await this.start(run.firstStep(checkpoint) - 1n);
     while (this.held < run.lastStep(checkpoint)) {
-      const step = this.held + 1n, at = run.checkpointOf(step), log = run.isLogged ? await this.logOf(step) : null;
-      const made = await replay.step(step, log, (done) => this.tell(this.progress(step, done)), this.budget);
+      const step = this.held + 1n, at = run.checkpointOf(step), log = run.isLogged ? await this.logOf(step, at) : null;
+      const made = await replay.step(step, log, (done) => this.say(done, step), this.budget);
       Object.assign(this, { held: step, steps: this.steps + 1, loss: floatOf(made.loss) });
-      await this.tell(this.progress());
+      await this.say();
       if (step < run.lastStep(at)) continue;
       this.checked.push(at);
-      const digest = replay.record(step, made, run.isLogged ? this.logRoot : null);
+      const digest = replay.record(step, made, this.logs?.root);
       if (digest !== records[at].digest) throw await this.fraud(at, { ...made, digest });  // (5)
     }
   }
 
   async fraud(checkpoint, replayed) {
-    const { run, records } = this, [first, last] = [run.firstStep(checkpoint), run.lastStep(checkpoint)], committed = records[checkpoint];
+    const { run, records } = this, committed = records[checkpoint], [first, last] = run.span(checkpoint);
     const [place, unknown] = first < last ? [`steps ${first} to ${last}`, "step, "] : [`step ${last}`, ""];
     const what = ["state", "loss"].find((part) => committed[part] !== replayed[part]) ?? "record";
     return new Fraud(
-      `the run leaves the program first in checkpoint ${checkpoint + 1} of ${records.length}, ${place}, where the ${what} differs; a `
-        + `dispute with the replay of a whole audit (\`tiebreak audit ${run.name}\`) names the ${unknown}module and instruction`,
+      `the run leaves the program first in checkpoint ${checkpoint + 1} of ${records.length}, ${place}, where the ${what} `
+        + `differs; a dispute with the replay of a whole audit (\`tiebreak audit ${run.name}\`) names the ${unknown}module and `
+        + "instruction",
       [`  record     expected ${replayed.digest}, got ${committed.digest}`, `  signed by  0x${run.job.trainer}`],
       await placeOf(this, last, committed, replayed),
     );
@@ -152,11 +124,10 @@ class SegmentAudit {
   /** Checks the last state, which becomes the weights; whether all rollouts were the model's samples, if it says so. */
   async sampled() {
     const { run, records, checked } = this, step = run.lastStep(records.length - 1);
-    if (checked.at(-1) !== records.length - 1 || !run.kept(records).includes(step)) return null;
-    const { ids } = await refusing(() => run.identified(step, records), (said) => {
-      throw new CannotCheck(`expected the state after step ${step} that the trainer committed to, which is right, got another file; `
-        + `fetch it again or take the replay's: ${said}`);
-    });
+    if (checked.at(-1) !== records.length - 1 || !this.kept.includes(step)) return null;
+    const { ids } = await refusing(() => run.identified(step, records), (said) => refuse(
+      `expected the state after step ${step} that the trainer committed to, which is right, got another file; fetch it again or `
+        + `take the replay's: ${said}`));
     const slot = run.program.state.findIndex(({ name }) => name === SAMPLED), one = [Uint8Array.of(0, 0, 128, 63)];
     return slot < 0 ? null : ids[slot] === await tensorId(run.recheck, { dtype: 0, dims: [] }, one);
   }
@@ -164,12 +135,11 @@ class SegmentAudit {
   /** The words of `tiebreak audit` on what was checked and what was not. */
   lines(sampled) {
     const { run, records, checked, starts, refused, steps, entries } = this, spans = [];
-    for (const one of checked) {
-      const first = run.firstStep(one), last = run.lastStep(one);
+    for (const [first, last] of checked.map((one) => run.span(one))) {
       if (spans.at(-1)?.[1] === first - 1n) spans.at(-1)[1] = last;
       else spans.push([first, last]);
     }
-    const total = records.length, left = total - checked.length, shown = [...starts.slice(0, 8), ...(starts.length > 8 ? ["..."] : [])];
+    const total = records.length, left = total - checked.length, shown = starts.slice(0, 8).concat(starts.length > 8 ? "..." : []);
     return [
       ...refused.map((step) => `warning: the state after step ${step} is not what was committed; not used`),
       ...(run.isLogged ? [`logs       ${entries} entries in ${steps} steps`] : []),
@@ -187,7 +157,8 @@ const listed = (names) => names.map((name) => name.replace(/[^A-Za-z0-9_.()-]/gu
 
 /** Who answers for each part of late data. sampled: whether the last state says that rollouts were samples; null: unknown. */
 export function lateWords({ late, state }, sampled) {
-  const names = late.map(({ name }) => name), entries = state.map(({ name }) => name), isChecked = entries.includes(SAMPLED), found = {};
+  const [names, entries] = [late, state].map((slots) => slots.map(({ name }) => name)), isChecked = entries.includes(SAMPLED);
+  const found = {};
   if (names.includes(OF_SAMPLES[0])) {
     const result = sampled === null ? "" : sampled ? ", all of them" : ", which found others";
     found.rollouts = isChecked ? `sampled, checked by the program${result}` : "declared";
@@ -211,7 +182,7 @@ export function lateWords({ late, state }, sampled) {
 export async function auditDropped(recheck, dropped, { segments, sample, seed }, tell = async () => {}, budget = undefined) {
   const mark = recheck.exports.mark();
   try {
-    const { name, files } = runIn(dropped), run = await Run.open(recheck, name, files), { head, records } = await run.signed();
+    const run = await Run.open(recheck, dropped, folderOfRun(dropped)), { head, records } = await run.signed();
     const total = records.length, key = seed ?? hexOf(crypto.getRandomValues(new Uint8Array(16)));
     const drawn = sample ? drawSegments(recheck, total, sample, key, head.run_root) : records.map((_, k) => k);
     const wanted = [...new Set(segments ?? drawn)].sort((a, b) => a - b);
@@ -219,7 +190,8 @@ export async function auditDropped(recheck, dropped, { segments, sample, seed },
       throw new Asked(`expected a checkpoint below ${total}, got ${wanted.at(-1)}`);
     const audit = new SegmentAudit(run, records, tell, budget);
     await tell({ memory: run.program.memory, due: stepsToReplay(run, records, wanted), wanted });
-    await audit.fillData();
+    const data = await run.tensors("data.safetensors", run.program.data);
+    await audit.replay.fill(DATA, data, run.job.data_root, `${run.name}/data.safetensors`);  // (3)
     for (const checkpoint of wanted) await audit.segment(checkpoint);
     const lines = [...(sample ? sampleLines(total, sample, key) : []), ...audit.lines(await audit.sampled())];
     return { verdict: "agrees", said: lines.at(-1), lines: lines.slice(0, -1), wanted, steps: audit.steps, entries: audit.entries };

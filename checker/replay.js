@@ -5,7 +5,7 @@ import { DTYPES, piecesOf } from "./tensors.js";
 const LATE = 4, MOST_MEMORY = 2 ** 32 - 2 ** 16, LEAST_LIMIT = 2 ** 28, MANY_ENTRIES = 1 << 23, SLACK = 1 << 23;
 /** Milliseconds. */
 const REST = 50;
-const SIZES = [4, 8, 1], SOURCE = 1, REDUCE = 3, SCATTER = 5;
+const SIZES = [4, 8, 1], SOURCE = 1, SUMS = [3, 5];
 const FAMILIES = ["", "source", "map", "reduce", "gather", "scatter sum", "window", "iota", "random", "shuffle", "commit"];
 const MAPS = "copy add sub mul div sqrt neg abs max min exp log tanh erf sin cos bf16 . . . lt le eq ne and or not where cast . "
   + "floordiv mod";
@@ -15,57 +15,56 @@ const FUNCTIONS = { 1: "const step state data late", 2: MAPS, 3: "sum max argmax
 export class Program {
   /** @param {import("./module.js").Recheck} recheck @param {Uint8Array} bytes */
   constructor(recheck, bytes) {
-    const { exports } = recheck, at = exports.program(recheck.put(bytes), bytes.length);
-    Object.assign(this, { recheck, exports, at, size: bytes.length, body: exports.count(at, 0), root: recheck.digest("program_root", at) });
+    const { exports } = recheck, at = exports.program(recheck.put(bytes), bytes.length), body = exports.count(at, 0);
+    Object.assign(this, { recheck, exports, at, body, root: recheck.digest("program_root", at) });
     [this.state, this.data, this.late] = [STATE, DATA, LATE].map((kind) => this.slots(kind));
     /** All instructions of the body; the sums that a log may decide, in order, and how many elements these have. */
-    this.all = Array.from({ length: this.body }, (_, k) => this.describe(k));
-    this.loggedSums = this.all.filter((i) => i.function === 0 && i.dtype === 0 && (i.opcode === REDUCE || i.opcode === SCATTER));
+    this.all = Array.from({ length: body }, (_, k) => this.describe(k));
+    this.loggedSums = this.all.filter((i) => SUMS.includes(i.opcode) && i.function === 0 && i.dtype === 0);
     this.loggable = this.loggedSums.reduce((sum, { elements }) => sum + elements, 0);
-    const commits = this.state.reduce((all, { operand }) => all.set(operand, (all.get(operand) ?? 0) + 1), new Map());
+    const counts = new Map();
+    for (const { operand } of this.state) counts.set(operand, (counts.get(operand) ?? 0) + 1);
+    const isKept = ({ opcode, function: kind, name }, of) => opcode === SOURCE && kind === STATE && name === of;
+    const frozen = this.state.filter(({ name, operand }) => counts.get(operand) === 1 && isKept(this.all[operand], name));
     /** The names of the entries that no step changes. */
-    this.frozen = new Set(this.state.filter(({ name, operand }) => {
-      const made = this.all[operand];
-      return commits.get(operand) === 1 && made.opcode === SOURCE && made.function === STATE && made.name === name;
-    }).map(({ name }) => name));
-    if (this.memory > MOST_MEMORY) refuse(`expected a replay in at most ${MOST_MEMORY} bytes of memory, got one in ${this.memory}`);
+    this.frozen = new Set(frozen.map(({ name }) => name));
+    /** About how many bytes a replay takes: program, state, data, and all values of a step with its log. */
+    const made = this.all.filter((i) => i.opcode !== SOURCE || i.function < STATE);
+    this.memory = [this.state, this.state, this.data, this.late, this.late, made].flat()
+      .reduce((sum, one) => sum + one.bytes + 64, 2 * bytes.length + 9 * Math.min(this.loggable, MANY_ENTRIES) + SLACK);
+    if (this.memory > MOST_MEMORY)
+      refuse(`expected a replay in at most ${MOST_MEMORY} bytes of memory, got one in ${this.memory}`);
     exports.limit(BigInt(Math.max(this.memory, LEAST_LIMIT)));
   }
 
   slots(kind) {
-    return Array.from({ length: this.exports.count(this.at, kind) }, (_, k) => this.describe(this.exports.slot(this.at, kind, k)));
+    const { exports, at } = this;
+    return Array.from({ length: exports.count(at, kind) }, (_, k) => this.describe(exports.slot(at, kind, k)));
   }
 
   /** An instruction: opcode, function, dtype, dims, its first operand's value, name, elements, bytes. */
   describe(number) {
-    const memory = this.recheck.get(this.exports.describe(this.at, number), 192), view = new DataView(memory.buffer);
-    const [opcode, kind, dtype, rank, , , operand, , , at, length] = Array.from({ length: 11 }, (_, k) => view.getUint32(4 * k, true));
+    const view = new DataView(this.recheck.get(this.exports.describe(this.at, number), 192).buffer);
+    const [opcode, kind, dtype, rank, , , operand, , , at, length] = new Uint32Array(view.buffer);
     const dims = Array.from({ length: rank }, (_, k) => Number(view.getBigUint64(64 + 8 * k, true)));
     const elements = Number(view.getBigUint64(48, true)), name = new TextDecoder().decode(this.recheck.get(at, length));
     return { number, opcode, function: kind, dtype, dims, operand, name, elements, bytes: elements * SIZES[dtype] };
-  }
-
-  /** About how many bytes a replay takes: the program, state, data, all values of a step and its log. Said before it begins. */
-  get memory() {
-    const isMade = ({ opcode, function: kind }) => opcode !== SOURCE || kind < STATE;
-    const all = [this.state, this.state, this.data, this.late, this.late, this.all.filter(isMade)].flat();
-    const least = 2 * this.size + 9 * Math.min(this.loggable, MANY_ENTRIES) + SLACK;
-    return all.reduce((sum, { bytes }) => sum + bytes + 64, least);
   }
 }
 
 /** An instruction's family, function and result: `reduce sum → f32[8, 16]`. */
 export function operationOf({ opcode, function: kind, dtype, dims }) {
-  const name = FUNCTIONS[opcode]?.split(" ")[kind];
-  return `${FAMILIES[opcode]}${name ? ` ${name}` : ""} → ${DTYPES[dtype].toLowerCase()}${dims.length ? `[${dims.join(", ")}]` : ""}`;
+  const name = FUNCTIONS[opcode]?.split(" ")[kind] ?? "", shape = dims.length ? `[${dims.join(", ")}]` : "";
+  return `${`${FAMILIES[opcode]} ${name}`.trim()} → ${DTYPES[dtype].toLowerCase()}${shape}`;
 }
 
 /** The id of a tensor, from its pieces; memory is that of a piece. */
 export async function tensorId(recheck, { dtype, dims }, pieces) {
   const { exports } = recheck, mark = exports.mark();
   try {
-    const tensor = exports.tensor_begin(dtype, dims.length, recheck.put(new Uint8Array(BigUint64Array.from(dims, BigInt).buffer)));
-    for await (const piece of pieces) recheck.scratch(() => exports.tensor_add(tensor, recheck.put(piece), piece.length));
+    const sizes = new Uint8Array(BigUint64Array.from(dims, BigInt).buffer);
+    const tensor = exports.tensor_begin(dtype, dims.length, recheck.put(sizes)), add = (piece) => exports.tensor_add(tensor, recheck.put(piece), piece.length);
+    for await (const piece of pieces) recheck.scratch(() => add(piece));
     return recheck.digest("tensor_id", tensor);
   } finally {
     exports.release(mark);
@@ -88,17 +87,15 @@ export class Replay {
 
   place(kind, slot) { return this.exports.tensor(this.at, kind, slot) >>> 0; }
 
-  /** Fills in the state or the data. @param {Map<string, object>} tensors by name */
-  async fill(kind, tensors) {
-    const slots = kind === STATE ? this.program.state : this.program.data;
+  /** Fills in the state or the data, which must have this root. @param {Map<string, object>} tensors by name */
+  async fill(kind, tensors, expected, what) {
+    const { program, recheck } = this, slots = kind === STATE ? program.state : program.data;
     for (const [slot, { name }] of slots.entries()) {
       let at = this.place(kind, slot);
-      for await (const piece of piecesOf(tensors.get(name))) {
-        this.recheck.put(piece, at);
-        at += piece.length;
-      }
+      for await (const piece of piecesOf(tensors.get(name))) at = recheck.put(piece, at) + piece.length;
     }
-    return this.recheck.digest("inputs", this.at, kind);
+    const found = recheck.digest("inputs", this.at, kind);
+    if (found !== expected) refuse(`${what}: expected root ${expected}, got ${found}`);
   }
 
   /**
@@ -133,5 +130,5 @@ export class Replay {
   }
 
   /** The digest of the record of a step. log: the root of its segment's logs, if there are any. */
-  record(step, { state, loss }, log) { return this.recheck.record(step, state, loss, log ?? "00".repeat(32)); }
+  record(step, { state, loss }, log = "00".repeat(32)) { return this.recheck.record(step, state, loss, log); }
 }

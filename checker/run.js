@@ -1,12 +1,10 @@
 /* A run's folder (tiebreak/engine/run/directory.py): what its job, its heads, its records and its states say. */
-import { Refused, refuse, bytesOf, hexOf, STATE } from "./module.js";
+import { Refused, refuse, refusing, bytesOf, hexOf, STATE } from "./module.js";
 import { unpack, versioned, requireBytes, wide } from "./msgpack.js";
-import { piecesOf, readWhole, tensorsOf } from "./tensors.js";
+import { Folder, piecesOf } from "./tensors.js";
 import { FINITE_LOSSES, HEAD, JOB, checkJob, fieldsOf, least, structOf, typedDigest, typeOf } from "./job.js";
 import { Program, rootOf, tensorId } from "./replay.js";
 
-/** What the files cannot decide. */
-export class CannotCheck extends Refused {}
 /** A request for what is not there. */
 export class Asked extends Refused {}
 /** A replay contradicts what the trainer signed. details: lines to show below the sentence. place: see `placeOf`. */
@@ -22,14 +20,7 @@ const STATE_NAME = /^checkpoints\/([0-9]{12,20})\.safetensors$/, JOB_NAME = /(?:
 
 /** The depth of a tree of so many leaves. */
 const depthOf = (count) => (count > 1n ? (count - 1n).toString(2).length : 0);
-const named = (prefix, work) => {
-  try {
-    return work();
-  } catch (error) {
-    if (!(error instanceof Refused)) throw error;
-    return refuse(`${prefix}: ${error.message}`);
-  }
-};
+const named = (prefix, work) => refusing(work, (said) => refuse(`${prefix}: ${said}`));
 
 /** Bits of an f32 as a number. */
 export const floatOf = (bits) => new Float32Array(Uint32Array.of(bits).buffer)[0];
@@ -37,31 +28,22 @@ const inPython = (number) => String(number).replace("NaN", "nan").replace("Infin
 const pathOfState = (step) => `checkpoints/${String(step).padStart(12, "0")}.safetensors`;
 
 /** An opened run. */
-export class Run {
+export class Run extends Folder {
   /**
    * Opens a run, perhaps a stranger's: its job, signed by both, and its program, which must be the job's.
-   * @param {import("./module.js").Recheck} recheck @param {string} name of the folder, for messages
-   * @param {Map<string, {size: number, slice: (from: number, to: number) => Promise<Uint8Array>}>} files by path
+   * @param {import("./module.js").Recheck} recheck @param {Folder["files"]} files @param {string} folder in which the run is
    */
-  static async open(recheck, name, files) {
-    const run = new Run();
-    Object.assign(run, { recheck, name, files });
-    const raw = await run.whole("job.bin", MAX_FILE);
-    named(`${name}/job.bin`, () => run.readJob(raw));
-    const program = await run.whole("program.tbp", MAX_PROGRAM);
-    run.program = named(`${name}/program.tbp`, () => new Program(recheck, program));
-    const { job } = run, { root, body, state, data } = run.program;
-    const terms = [["root", root], ["body", BigInt(body)], ["state", BigInt(state.length)], ["data", BigInt(data.length)]];
-    for (const [name, found] of terms) {
-      const expected = job[name === "root" ? "program_root" : `${name}_count`];
-      if (expected !== found) refuse(`program ${name}: expected ${expected} as in the job, got ${found}`);
-    }
+  static async open(recheck, files, folder) {
+    const run = Object.assign(new Run(files, folder), { recheck }), { name } = run, raw = await run.whole("job.bin", MAX_FILE);
+    await named(`${name}/job.bin`, () => run.readJob(raw));
+    const bytes = await run.whole("program.tbp", MAX_PROGRAM);
+    const program = run.program = await named(`${name}/program.tbp`, () => new Program(recheck, bytes)), { job } = run;
+    const terms = { root: [job.program_root, program.root], body: [job.body_count, program.body],
+      state: [job.state_count, program.state.length], data: [job.data_count, program.data.length] };
+    for (const [part, [expected, found]] of Object.entries(terms))
+      if (String(expected) !== String(found)) refuse(`program ${part}: expected ${expected} as in the job, got ${found}`);
     return run;
   }
-
-  /** A file of the folder, which must be there. */
-  file(path) { return this.files.get(path) ?? refuse(`${this.name}/${path}: cannot be read: there is no such file`); }
-  whole(path, limit) { return readWhole(this.file(path), `${this.name}/${path}`, limit); }
 
   readJob(raw) {
     const { recheck } = this, top = versioned("job file", unpack(raw, MAX_MESSAGE), 6);
@@ -89,6 +71,7 @@ export class Run {
     const end = (BigInt(checkpoint) + 1n) * this.job.checkpoint_interval;
     return end < this.job.steps ? end : this.job.steps;
   }
+  span(checkpoint) { return [this.firstStep(checkpoint), this.lastStep(checkpoint)]; }
   checkpointOf(step) { return Number((step - 1n) / this.job.checkpoint_interval); }
 
   /** The names of head files, ascending. */
@@ -97,7 +80,7 @@ export class Run {
   /** A signed head, checked. */
   async head(path) {
     const raw = await this.whole(path, MAX_FILE);
-    const head = named(`${this.name}/${path}`, () => {
+    const head = await named(`${this.name}/${path}`, () => {
       const top = versioned("head file", unpack(raw, MAX_MESSAGE), 5), found = fieldsOf("Head", HEAD, "head", top.slice(1, 4));
       const signature = requireBytes("head file, field 5", top[4], SIGNATURE);
       if (found.job_id !== this.id) refuse(`head: expected job ${this.id}, got ${found.job_id}`);
@@ -113,30 +96,33 @@ export class Run {
 
   /** All records of the folder: step, state, loss bits, log, digest. An incomplete last one is ignored. */
   async records() {
-    const most = BigInt(RECORD) * this.checkpoints + BigInt(RECORD - 1), limit = most < MAX_RECORDS ? Number(most) : MAX_RECORDS;
+    const limit = Math.min(RECORD * Number(this.checkpoints) + RECORD - 1, MAX_RECORDS);
     const raw = await this.whole("records.bin", limit), view = new DataView(raw.buffer, raw.byteOffset);
     return Array.from({ length: Math.floor(raw.length / RECORD) }, (_, k) => {
-      const at = RECORD * k, step = view.getBigUint64(at), hex = (from, size) => hexOf(raw.subarray(at + from, at + from + size));
+      const at = RECORD * k, step = view.getBigUint64(at), loss = view.getUint32(at + 40);
+      const [state, log] = [8, 44].map((from) => hexOf(raw.subarray(at + from, at + from + 32)));
       if (step !== this.lastStep(k)) refuse(`${this.name}/records.bin: record ${k} is of step ${step}`);
-      const record = { step, state: hex(8, 32), loss: view.getUint32(at + 40), log: hex(44, 32) };
-      return { ...record, digest: this.recheck.record(step, record.state, BigInt(record.loss), record.log) };
+      return { step, state, loss, log, digest: this.recheck.record(step, state, loss, log) };
     });
   }
 
   rootOver(records) {
-    const depth = depthOf(this.checkpoints), count = BigInt(records.length);
-    if (!records.length) return this.recheck.empty(depth);
-    return this.recheck.digest("pad", bytesOf(this.recheck.tree(records.map(({ digest }) => digest))), depthOf(count), depth);
+    const depth = depthOf(this.checkpoints), { recheck } = this;
+    if (!records.length) return recheck.empty(depth);
+    const root = recheck.tree(records.map(({ digest }) => digest));
+    return recheck.digest("pad", bytesOf(root), depthOf(BigInt(records.length)), depth);
   }
 
   /** The last signed head, and the records that it commits to: step (1) of an audit. */
   async signed() {
     const name = this.headNames.at(-1);
-    if (!name) throw new Asked(`${this.name}: expected at least one signed head, got none; train with the key that signs them`);
-    const head = await this.head(name), records = (await this.records()).slice(0, Number(head.count)), root = this.rootOver(records);
+    const none = "expected at least one signed head, got none; train with the key that signs them";
+    if (!name) throw new Asked(`${this.name}: ${none}`);
+    const head = await this.head(name), records = (await this.records()).slice(0, Number(head.count));
+    const root = this.rootOver(records);
     if (BigInt(records.length) < head.count || root !== head.run_root)
-      throw new CannotCheck(`expected ${head.count} records with the signed root ${head.run_root}, got ${records.length} with ${root}; `
-        + "a whole audit needs none of them");
+      refuse(`expected ${head.count} records with the signed root ${head.run_root}, got ${records.length} with ${root}; a whole `
+        + "audit needs none of them");
     for (const { step, loss } of records)
       if (this.job.tolerances & FINITE_LOSSES && (loss & 0x7f800000) === 0x7f800000)
         throw new Fraud(`step ${step}: expected a finite loss, as the job demands, got ${inPython(floatOf(loss))} `
@@ -148,14 +134,14 @@ export class Run {
   kept(records) {
     const last = records.length ? this.lastStep(records.length - 1) : 0n;
     const isKept = (step) => !step || (step <= last && step === this.lastStep(this.checkpointOf(step)));
-    const steps = [...this.files.keys()].filter((path) => STATE_NAME.test(path)).map((path) => BigInt(STATE_NAME.exec(path)[1]));
-    return [...new Set(steps)].filter((step) => this.files.has(pathOfState(step)) && isKept(step)).sort((a, b) => Number(a - b));
+    const found = [...this.files.keys()].map((path) => STATE_NAME.exec(path)).filter((match) => match);
+    const steps = found.filter(([path, step]) => path === pathOfState(BigInt(step)) && isKept(BigInt(step)));
+    return steps.map(([, step]) => BigInt(step)).sort((a, b) => Number(a - b));
   }
 
-  /** The tensors of the state after a step, by name, none of them read yet. Those that never change may be in the first file. */
+  /** The tensors of the state after a step, by name, none of them read yet. The first file may have those that never change. */
   async state(step) {
-    const { name, program: { state, frozen } } = this;
-    const open = (of, absent) => tensorsOf(this.file(pathOfState(of)), `${name}/${pathOfState(of)}`, state, absent, true);
+    const { state, frozen } = this.program, open = (of, absent) => this.tensors(pathOfState(of), state, absent, true);
     const found = await open(step, step ? frozen : new Set());
     return found.size === state.length ? found : new Map([...await open(0n, new Set()), ...found]);
   }
@@ -167,15 +153,13 @@ export class Run {
       ids.push(await tensorId(this.recheck, slot, piecesOf(tensors.get(slot.name))));
       await tell();
     }
-    const found = rootOf(this.recheck, STATE, this.program.state, ids);
-    if (found !== root) refuse(`${this.name}/${pathOfState(step)}: state after step ${step}: expected root ${root}, got ${found}`);
+    const found = rootOf(this.recheck, STATE, this.program.state, ids), path = `${this.name}/${pathOfState(step)}`;
+    if (found !== root) refuse(`${path}: state after step ${step}: expected root ${root}, got ${found}`);
     return { tensors, ids };
   }
 
   /** The committed root of a state. */
   rootAfter(step, records) { return step ? records[this.checkpointOf(step)].state : this.job.initial_state_root; }
-
-  data() { return tensorsOf(this.file("data.safetensors"), `${this.name}/data.safetensors`, this.program.data); }
 
   /** Where in the client's model an instruction comes from, for readers: nobody signs it. */
   async origin(instruction) {
@@ -188,11 +172,10 @@ export class Run {
   }
 }
 
-/** The run in what was dropped: the name and the files of the topmost folder that has a job. */
-export function runIn(files) {
+/** The topmost folder with a job in what was dropped. */
+export function folderOfRun(files) {
   const depth = (path) => path.split("/").length, jobs = [...files.keys()].filter((path) => JOB_NAME.test(path));
-  const folder = jobs.sort((a, b) => depth(a) - depth(b))[0]?.replace(/job\.bin$/, "");
-  if (folder === undefined) throw new Asked("expected the folder of a run, got none that has a job.bin; see `tiebreak agree`");
-  const inside = [...files].filter(([path]) => path.startsWith(folder)).map(([path, file]) => [path.slice(folder.length), file]);
-  return { name: folder.slice(0, -1) || "the run", files: new Map(inside) };
+  const job = jobs.sort((a, b) => depth(a) - depth(b))[0];
+  if (!job) throw new Asked("expected the folder of a run, got none that has a job.bin; see `tiebreak agree`");
+  return job.replace(JOB_NAME, "");
 }

@@ -1,5 +1,5 @@
 /* The tensors of a job's state or data in a .safetensors file, read in slices, in the order of the program's slots. */
-import { refuse } from "./module.js";
+import { refuse, refusing } from "./module.js";
 import { parseJson, JsonFields, quoted, sorted } from "./formats.js";
 
 const MAX_HEADER = 1 << 24, MAX_ELEMENTS = 2n ** 40n, PIECE = 1 << 22;
@@ -10,12 +10,12 @@ export const DTYPES = ["F32", "I64", "BOOL"];
 const tuple = (dims) => `(${dims.join(", ")}${dims.length === 1 ? "," : ""})`;
 const list = (items) => `[${items.join(", ")}]`;
 /** Their product; of hostile ones, any number above 2^100. */
-const product = (dims) => (dims.some((dim) => !dim) ? 0n : dims.reduce((all, dim) => (all >> 100n ? all : all * BigInt(dim)), 1n));
+const product = (dims) => (dims.includes(0n) ? 0n : dims.reduce((all, dim) => (all >> 100n ? all : all * dim), 1n));
 
 /** Bytes of a file, which must have them. */
 export async function readAt(file, path, from, to) {
-  const found = await file.slice(from, to);
-  return found.length === to - from ? found : refuse(`${path}: expected ${to - from} bytes, got the end of the file after ${found.length}`);
+  const found = await file.slice(from, to), { length } = found;
+  return length === to - from ? found : refuse(`${path}: expected ${to - from} bytes, got the end of the file after ${length}`);
 }
 
 /** A whole file of at most so many bytes. */
@@ -24,15 +24,31 @@ export async function readWhole(file, path, limit) {
   return readAt(file, path, 0, file.size);
 }
 
+/** The files of a folder by the paths within it. */
+export class Folder {
+  /** @param {Map<string, {size: number, slice: (from: number, to: number) => Promise<Uint8Array>}>} files @param {string} name */
+  constructor(files, name) {
+    const inside = [...files].filter(([path]) => path.startsWith(`${name}/`) || !name);
+    this.files = new Map(inside.map(([path, file]) => [path.slice(name.length && name.length + 1), file]));
+    this.name = name || "the run";
+  }
+
+  file(path) { return this.files.get(path) ?? refuse(`${this.name}/${path}: cannot be read: there is no such file`); }
+  async whole(path, limit) { return readWhole(this.file(path), `${this.name}/${path}`, limit); }
+  async tensors(path, ...rest) { return tensorsOf(this.file(path), `${this.name}/${path}`, ...rest); }
+}
+
 function entryOf(path, name, entry, start, size) {
   const what = `${path}, ${name}`, short = `${path}, ${name.slice(0, 60)}`, fields = new JsonFields(short, entry);
   const areCounts = (values) => Array.isArray(values) && values.every((value) => typeof value === "bigint" && value >= 0n);
-  const kind = fields.take("dtype", `one of ${Object.keys(WIDTHS).join(", ")}`, (found) => typeof found === "string" && Object.hasOwn(WIDTHS, found));
+  const isKind = (value) => typeof value === "string" && Object.hasOwn(WIDTHS, value);
+  const kind = fields.take("dtype", `one of ${Object.keys(WIDTHS).join(", ")}`, isKind);
   const [shape, places] = ["shape", "data_offsets"].map((key) => fields.take(key, "a list of integers >= 0", areCounts));
   fields.finish();
   const bytes = product(shape) * BigInt(WIDTHS[kind]), offset = start + (places[0] ?? 0n);
-  if (places.length !== 2 || places[1] - places[0] !== bytes) refuse(`${short}: expected ${kind} ${list(shape)} to fill its place, got ${list(places)}`);
-  if (shape.length > 8 || shape.some((dim) => !dim) || product(shape) > MAX_ELEMENTS)
+  if (places.length !== 2 || places[1] - places[0] !== bytes)
+    refuse(`${short}: expected ${kind} ${list(shape)} to fill its place, got ${list(places)}`);
+  if (shape.length > 8 || shape.includes(0n) || product(shape) > MAX_ELEMENTS)
     refuse(`${what}: expected rank <= 8, dims >= 1, at most 2^40 elements; got ${tuple(shape)}`);
   if (offset + bytes > size) refuse(`${what}: expected ${bytes} bytes from byte ${offset} on, got a file of ${size}`);
   return { name, what, kind, shape, offset: Number(offset), bytes: Number(bytes) };
@@ -42,13 +58,9 @@ function entryOf(path, name, entry, start, size) {
 export async function openTensors(file, path) {
   const size = new DataView((await readAt(file, path, 0, 8)).slice().buffer).getBigUint64(0, true);
   if (size > MAX_HEADER) refuse(`${path}: expected a header of at most ${MAX_HEADER} bytes, got ${size}`);
-  let end = 8 + Number(size), header = null;
+  let end = 8 + Number(size);
   const text = await readAt(file, path, 8, end);
-  try {
-    header = parseJson(text, 3);
-  } catch (error) {
-    refuse(`${path}: not a readable safetensors header: ${error.message}`);
-  }
+  const header = await refusing(() => parseJson(text, 3), (said) => refuse(`${path}: not a readable safetensors header: ${said}`));
   if (!(header instanceof Map)) refuse(`${path}: expected a safetensors header of entries by name, got another value`);
   header.delete("__metadata__");
   const entries = [...header].map(([name, entry]) => entryOf(path, name, entry, 8n + size, BigInt(file.size)));
@@ -65,17 +77,19 @@ export async function openTensors(file, path) {
  * @param {Set<string>} absent those that the file may lack, all or none
  * @param {boolean} narrow whether a tensor of F32 may be BF16 in the file
  */
-export async function tensorsOf(file, path, slots, absent = new Set(), narrow = false) {
+async function tensorsOf(file, path, slots, absent = new Set(), narrow = false) {
   const found = await openTensors(file, path), hasAll = [...found.keys()].some((name) => absent.has(name));
   const wanted = new Map(slots.filter((slot) => hasAll || !absent.has(slot.name)).map((slot) => [slot.name, slot]));
-  const missing = [...wanted.keys()].filter((name) => !found.has(name)), extra = [...found.keys()].filter((name) => !wanted.has(name));
-  if (missing.length || extra.length) {
-    const few = (all) => list(sorted(all).slice(0, 3).map((name) => quoted(name)));
-    refuse(`${path}: expected ${wanted.size} tensors; missing ${few(missing)}, unexpected ${few(extra)}`);
-  }
+  const [missing, extra] = [[wanted, found], [found, wanted]].map(([some, others]) => {
+    const names = sorted([...some.keys()].filter((name) => !others.has(name)));
+    return list(names.slice(0, 3).map((name) => quoted(name)));
+  });
+  if (missing !== "[]" || extra !== "[]")
+    refuse(`${path}: expected ${wanted.size} tensors; missing ${missing}, unexpected ${extra}`);
   for (const { name, what, kind, shape } of found.values()) {
-    const { dtype, dims } = wanted.get(name), expected = DTYPES[dtype], fits = kind === expected || (narrow && !dtype && kind === "BF16");
-    if (!fits || String(shape) !== String(dims)) refuse(`${what}: expected ${expected} ${tuple(dims)}, got ${kind} ${tuple(shape)}`);
+    const { dtype, dims } = wanted.get(name), expected = DTYPES[dtype], isNarrow = narrow && !dtype && kind === "BF16";
+    if ((kind !== expected && !isNarrow) || String(shape) !== String(dims))
+      refuse(`${what}: expected ${expected} ${tuple(dims)}, got ${kind} ${tuple(shape)}`);
   }
   return found;
 }
@@ -90,14 +104,13 @@ let table = null;
 
 /** Elements as a job has them: BF16 and F16 as F32, which has each of their values; bools of 0 and 1. */
 export function widened(what, kind, bytes) {
-  if (kind === "BOOL") {
-    const greatest = bytes.reduce((most, byte) => Math.max(most, byte), 0);
-    if (greatest > 1) refuse(`${what}: expected bools of 0 and 1, got ${greatest}`);
-  }
+  const greatest = kind === "BOOL" ? bytes.reduce((most, byte) => Math.max(most, byte), 0) : 0;
+  if (greatest > 1) refuse(`${what}: expected bools of 0 and 1, got ${greatest}`);
   if (kind !== "BF16" && kind !== "F16") return bytes;
   if (kind === "F16") table ??= halves();
   const narrow = new Uint16Array(bytes.buffer, bytes.byteOffset, bytes.length / 2);
-  return new Uint8Array(Uint32Array.from(narrow, kind === "BF16" ? (bits) => bits * 65536 : (bits) => table[bits]).buffer);
+  const wide = kind === "BF16" ? (bits) => bits * 65536 : (bits) => table[bits];
+  return new Uint8Array(Uint32Array.from(narrow, wide).buffer);
 }
 
 /** The bytes of a tensor in pieces, as a job has them. see: gets each piece as the file has it. */
