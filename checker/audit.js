@@ -38,14 +38,9 @@ function sampleLines(total, sample, seed) {
 
 /** The number of steps that auditing segments takes, if every state in the folder is good. */
 function stepsToReplay(run, records, wanted) {
-  const kept = run.kept(records);
-  let total = 0n, at = -1n;
-  for (const checkpoint of wanted) {
-    const start = kept.findLast((step) => step < run.firstStep(checkpoint)) ?? 0n;
-    total += run.lastStep(checkpoint) - (start > at ? start : at);
-    at = run.lastStep(checkpoint);
-  }
-  return Number(total);
+  const kept = run.kept(records), starts = wanted.map((one) => kept.findLast((step) => step < run.firstStep(one)) ?? 0n);
+  const held = (k) => (k ? run.lastStep(wanted[k - 1]) : 0n), later = (a, b) => (a > b ? a : b);
+  return Number(wanted.reduce((sum, one, k) => sum + run.lastStep(one) - later(starts[k], held(k)), 0n));
 }
 
 // ---------------------------------------------------------------- audits of segments
@@ -79,25 +74,17 @@ class SegmentAudit {
     return this.starts.push(step);
   }
 
-  /** What puts the log of a step into the module; those of a segment have the committed root (4). */
-  async logOf(step, checkpoint) {
-    const { run, records } = this;
-    if (this.logs?.first !== run.firstStep(checkpoint))
-      this.logs = await new SegmentLogs(run, checkpoint).open(records[checkpoint].log, () => this.say());
-    const put = await this.logs.log(step);
-    return () => {
-      const log = put();
-      this.entries += log.count;
-      return log;
-    };
-  }
-
   /** Replays to the end of a segment; throws `Fraud` at the first record that is false. */
   async segment(checkpoint) {
     const { run, records, replay } = this;
     await this.start(run.firstStep(checkpoint) - 1n);
     while (this.held < run.lastStep(checkpoint)) {
-      const step = this.held + 1n, at = run.checkpointOf(step), log = run.isLogged ? await this.logOf(step, at) : null;
+      const step = this.held + 1n, at = run.checkpointOf(step);
+      if (run.isLogged && this.logs?.first !== run.firstStep(at)) {  // (4)
+        this.logs = await new SegmentLogs(run, at).open(records[at].log, () => this.say());
+        this.entries += this.logs.entries;
+      }
+      const log = await this.logs?.log(step);
       const made = await replay.step(step, log, (done) => this.say(done, step), this.budget);
       Object.assign(this, { held: step, steps: this.steps + 1, loss: floatOf(made.loss) });
       await this.say();
@@ -176,7 +163,8 @@ export function lateWords({ late, state }, sampled) {
  * Audits the run in what was dropped: a sample, these segments, or all. Anything but a refusal is thrown.
  * @param {Map<string, object>} dropped files by path @param {{segments?: number[], sample?: number, seed?: string}} asked
  * @param {(progress: object) => Promise<void>} tell called often: it may wait, to pause, and throw, to stop. At first it gets
- *   {memory, due, wanted}: bytes, steps to replay, and segments; then {steps, step, done, work, loss}
+ *   {memory, due, wanted, work, total, last}: bytes, steps to replay, segments, terms of a step, all that is signed, the job's
+ *   last step; then {steps, step, done, work, loss}
  * @returns {Promise<{verdict: "agrees" | "fraud" | "could not check" | "asked", said: string, lines: string[], place?: object}>}
  */
 export async function auditDropped(recheck, dropped, { segments, sample, seed }, tell = async () => {}, budget = undefined) {
@@ -189,7 +177,8 @@ export async function auditDropped(recheck, dropped, { segments, sample, seed },
     if (!wanted.length || wanted[0] < 0 || wanted.at(-1) >= total)
       throw new Asked(`expected a checkpoint below ${total}, got ${wanted.at(-1)}`);
     const audit = new SegmentAudit(run, records, tell, budget);
-    await tell({ memory: run.program.memory, due: stepsToReplay(run, records, wanted), wanted });
+    const due = stepsToReplay(run, records, wanted), { work } = audit.replay, { memory } = run.program;
+    await tell({ memory, due, wanted, work, total, last: Number(run.job.steps) });
     const data = await run.tensors("data.safetensors", run.program.data);
     await audit.replay.fill(DATA, data, run.job.data_root, `${run.name}/data.safetensors`);  // (3)
     for (const checkpoint of wanted) await audit.segment(checkpoint);
@@ -227,27 +216,29 @@ const claim = (dtype, bits) => ({ bits: `0x${bits.toString(16).padStart(KINDS[dt
 async function placeOf({ run, records, replay }, step, committed, replayed) {
   const { program, recheck } = run;
   if (committed.state === replayed.state)
-    return committed.loss === replayed.loss ? null : { step, expected: claim(0, replayed.loss), got: claim(0, committed.loss) };
-  if (!run.kept(records).includes(step)) return { note: `the state after step ${step} was not kept, so no number of it can be compared` };
+    return committed.loss === replayed.loss ? null
+      : { step, what: "loss", expected: claim(0, replayed.loss), got: claim(0, committed.loss) };
+  if (!run.kept(records).includes(step))
+    return { note: `the state after step ${step} was not kept, so no number of it can be compared` };
   return refusing(async () => {
     const { tensors, ids } = await run.identified(step, records), all = program.state;
-    const differing = all.filter((_, k) => ids[k] !== replayed.ids[k]).sort((a, b) => a.operand - b.operand);
-    const { name, dtype, dims, operand, elements } = differing[0], [View] = KINDS[dtype];
-    let at = replay.place(STATE, all.indexOf(differing[0])), left = elements;
+    const differing = all.filter((_, k) => ids[k] !== replayed.ids[k]).sort((a, b) => a.operand - b.operand), [slot] = differing;
+    const { name, dtype, dims, operand } = slot, [View] = KINDS[dtype];
+    let at = replay.place(STATE, all.indexOf(slot)), before = 0;
     for await (const piece of piecesOf(tensors.get(name))) {
       const [mine, theirs] = [recheck.get(at, piece.length), piece].map((bytes) => new View(bytes.buffer));
       const k = mine.findIndex((bits, n) => bits !== theirs[n] && (dtype || !isNaNs(bits) || !isNaNs(theirs[n])));
-      const element = elements - left + k, kind = `${DTYPES[dtype].toLowerCase()}[${dims.join(", ")}]`;
+      const element = before + k, origin = await run.origin(operand);
       if (k >= 0) {
         return {
-          step, entry: name, element, kind, differing: differing.length, entries: all.length, instruction: operand, of: program.body,
-          operation: operationOf(program.all[operand]), origin: await run.origin(operand),
-          at: dims.reduceRight(([place, rest], dim) => [[rest % dim, ...place], Math.floor(rest / dim)], [[], element])[0],
+          step, what: `state entry ${name}`, instruction: operand, of: program.body, operation: operationOf(program.all[operand]), origin,
+          element, at: dims.reduceRight(([place, rest], dim) => [[rest % dim, ...place], Math.floor(rest / dim)], [[], element])[0],
+          kind: `${DTYPES[dtype].toLowerCase()}[${dims.join(", ")}]`, differing: differing.length, entries: all.length,
           expected: claim(dtype, mine[k]), got: claim(dtype, theirs[k]),
         };
       }
       at += piece.length;
-      left -= mine.length;
+      before += mine.length;
     }
     return null;
   }, (said) => ({ note: `the state after step ${step} is in the folder, but is not what was committed: ${said}` }));
@@ -256,11 +247,11 @@ async function placeOf({ run, records, replay }, step, committed, replayed) {
 /** A difference in words. */
 function placeLines(place) {
   if (!place || place.note) return place ? [place.note] : [];
-  const { step, entry, element, instruction, of, operation, at, kind, differing, entries } = place;
+  const { step, what, element, instruction, of, operation, at, kind, differing, entries } = place;
   const origin = place.origin && `, of ${quoted(place.origin).slice(1, -1).slice(0, MAX_TEXT)}`;
   return [
-    ...(entry === undefined ? [`the loss of step ${step}`] : [
-      `step ${step}, state entry ${entry}, element ${element}`,
+    ...(what === "loss" ? [`the loss of step ${step}`] : [
+      `step ${step}, ${what}, element ${element}`,
       `made by instruction ${instruction} of ${of}: ${operation}${origin}`,
       `at [${at.join(", ")}] of ${kind}; ${differing} of ${entries} entries of the state differ`,
       "an earlier instruction may be the first that was false: only the trainer's values of the step show it, in a dispute",

@@ -63,17 +63,12 @@ export async function tensorId(recheck, { dtype, dims }, pieces) {
   const { exports } = recheck, mark = exports.mark();
   try {
     const sizes = new Uint8Array(BigUint64Array.from(dims, BigInt).buffer);
-    const tensor = exports.tensor_begin(dtype, dims.length, recheck.put(sizes)), add = (piece) => exports.tensor_add(tensor, recheck.put(piece), piece.length);
-    for await (const piece of pieces) recheck.scratch(() => add(piece));
+    const tensor = exports.tensor_begin(dtype, dims.length, recheck.put(sizes));
+    for await (const piece of pieces) recheck.scratch(() => exports.tensor_add(tensor, recheck.put(piece), piece.length));
     return recheck.digest("tensor_id", tensor);
   } finally {
     exports.release(mark);
   }
-}
-
-/** The root of the state or the data, by the ids of its slots. */
-export function rootOf(recheck, kind, slots, ids) {
-  return slots.length ? recheck.tree(slots.map(({ name }, k) => recheck.entry(kind, name, ids[k]))) : recheck.empty(0);
 }
 
 /** One replay, whose memory whoever made it releases. */

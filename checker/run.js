@@ -3,7 +3,7 @@ import { Refused, refuse, refusing, bytesOf, hexOf, STATE } from "./module.js";
 import { unpack, versioned, requireBytes, wide } from "./msgpack.js";
 import { Folder, piecesOf } from "./tensors.js";
 import { FINITE_LOSSES, HEAD, JOB, checkJob, fieldsOf, least, structOf, typedDigest, typeOf } from "./job.js";
-import { Program, rootOf, tensorId } from "./replay.js";
+import { Program, tensorId } from "./replay.js";
 
 /** A request for what is not there. */
 export class Asked extends Refused {}
@@ -74,9 +74,6 @@ export class Run extends Folder {
   span(checkpoint) { return [this.firstStep(checkpoint), this.lastStep(checkpoint)]; }
   checkpointOf(step) { return Number((step - 1n) / this.job.checkpoint_interval); }
 
-  /** The names of head files, ascending. */
-  get headNames() { return [...this.files.keys()].filter((path) => /^heads\/[^/]*\.bin$/.test(path)).sort(); }
-
   /** A signed head, checked. */
   async head(path) {
     const raw = await this.whole(path, MAX_FILE);
@@ -106,20 +103,14 @@ export class Run extends Folder {
     });
   }
 
-  rootOver(records) {
-    const depth = depthOf(this.checkpoints), { recheck } = this;
-    if (!records.length) return recheck.empty(depth);
-    const root = recheck.tree(records.map(({ digest }) => digest));
-    return recheck.digest("pad", bytesOf(root), depthOf(BigInt(records.length)), depth);
-  }
-
   /** The last signed head, and the records that it commits to: step (1) of an audit. */
   async signed() {
-    const name = this.headNames.at(-1);
-    const none = "expected at least one signed head, got none; train with the key that signs them";
-    if (!name) throw new Asked(`${this.name}: ${none}`);
+    const name = [...this.files.keys()].filter((path) => /^heads\/[^/]*\.bin$/.test(path)).sort().at(-1);
+    if (!name)
+      throw new Asked(`${this.name}: expected at least one signed head, got none; train with the key that signs them`);
     const head = await this.head(name), records = (await this.records()).slice(0, Number(head.count));
-    const root = this.rootOver(records);
+    const tree = bytesOf(this.recheck.tree(records.map(({ digest }) => digest))), depth = depthOf(this.checkpoints);
+    const root = this.recheck.digest("pad", tree, depthOf(BigInt(records.length)), depth);
     if (BigInt(records.length) < head.count || root !== head.run_root)
       refuse(`expected ${head.count} records with the signed root ${head.run_root}, got ${records.length} with ${root}; a whole `
         + "audit needs none of them");
@@ -153,7 +144,8 @@ export class Run extends Folder {
       ids.push(await tensorId(this.recheck, slot, piecesOf(tensors.get(slot.name))));
       await tell();
     }
-    const found = rootOf(this.recheck, STATE, this.program.state, ids), path = `${this.name}/${pathOfState(step)}`;
+    const leaves = this.program.state.map(({ name }, k) => this.recheck.entry(STATE, name, ids[k]));
+    const found = this.recheck.tree(leaves), path = `${this.name}/${pathOfState(step)}`;
     if (found !== root) refuse(`${path}: state after step ${step}: expected root ${root}, got ${found}`);
     return { tensors, ids };
   }
