@@ -1,7 +1,6 @@
 /* Audits of a run's segments, as `tiebreak audit` makes them (tiebreak/engine/run/audit.py; the numbers of its plan stand here
    too), and the first published number that differs in a false one. */
 import { Refused, refuse, refusing, bytesOf, hexOf, utf8, STATE, DATA } from "./module.js";
-import { quoted } from "./formats.js";
 import { DTYPES, piecesOf } from "./tensors.js";
 import { FINITE_LOSSES } from "./job.js";
 import { Replay, operationOf, tensorId } from "./replay.js";
@@ -166,6 +165,8 @@ export function lateWords({ late, state }, sampled) {
  *   {memory, due, wanted, work, total, last}: bytes, steps to replay, segments, terms of a step, all that is signed, the job's
  *   last step; then {steps, step, done, work, loss}
  * @returns {Promise<{verdict: "agrees" | "fraud" | "could not check" | "asked", said: string, lines: string[], place?: object}>}
+ *   place: the first published number that differs: {step, what, expected, got}, each {bits, decimal}, and of an entry of the state
+ *   {instruction, of, operation, origin, element, kind, at, differing, entries}; or {note}
  */
 export async function auditDropped(recheck, dropped, { segments, sample, seed }, tell = async () => {}, budget = undefined) {
   const mark = recheck.exports.mark();
@@ -187,7 +188,8 @@ export async function auditDropped(recheck, dropped, { segments, sample, seed },
   } catch (error) {
     if (!(error instanceof Refused)) throw error;
     const verdict = error instanceof Fraud ? "fraud" : error instanceof Asked ? "asked" : "could not check";
-    return { verdict, said: error.message, lines: [...(error.details ?? []), ...placeLines(error.place)], place: error.place };
+    const { message: said, details = [], place = null } = error;
+    return { verdict, said, lines: [...details, ...(place?.note ? [place.note] : [])], place };
   } finally {
     recheck.exports.release(mark);
   }
@@ -195,8 +197,8 @@ export async function auditDropped(recheck, dropped, { segments, sample, seed },
 
 // ---------------------------------------------------------------- what differs
 
-const MAX_TEXT = 160, KINDS = [[Uint32Array, 8], [BigUint64Array, 16], [Uint8Array, 2]];
-const isNaNs = (bits) => (bits & 0x7fffffff) > 0x7f800000;
+const KINDS = [[Uint32Array, 8], [BigUint64Array, 16], [Uint8Array, 2]];
+const isNaNs = (...all) => all.every((bits) => (bits & 0x7fffffff) > 0x7f800000);
 
 /** The number that an element's bits stand for. Nine digits tell any two FP32 numbers apart. */
 function decimal(dtype, bits) {
@@ -217,7 +219,7 @@ async function placeOf({ run, records, replay }, step, committed, replayed) {
   const { program, recheck } = run;
   if (committed.state === replayed.state)
     return committed.loss === replayed.loss ? null
-      : { step, what: "loss", expected: claim(0, replayed.loss), got: claim(0, committed.loss) };
+      : { step: Number(step), what: "loss", expected: claim(0, replayed.loss), got: claim(0, committed.loss) };
   if (!run.kept(records).includes(step))
     return { note: `the state after step ${step} was not kept, so no number of it can be compared` };
   return refusing(async () => {
@@ -227,14 +229,14 @@ async function placeOf({ run, records, replay }, step, committed, replayed) {
     let at = replay.place(STATE, all.indexOf(slot)), before = 0;
     for await (const piece of piecesOf(tensors.get(name))) {
       const [mine, theirs] = [recheck.get(at, piece.length), piece].map((bytes) => new View(bytes.buffer));
-      const k = mine.findIndex((bits, n) => bits !== theirs[n] && (dtype || !isNaNs(bits) || !isNaNs(theirs[n])));
+      const k = mine.findIndex((bits, n) => bits !== theirs[n] && (dtype || !isNaNs(bits, theirs[n])));
       const element = before + k, origin = await run.origin(operand);
       if (k >= 0) {
         return {
-          step, what: `state entry ${name}`, instruction: operand, of: program.body, operation: operationOf(program.all[operand]), origin,
-          element, at: dims.reduceRight(([place, rest], dim) => [[rest % dim, ...place], Math.floor(rest / dim)], [[], element])[0],
-          kind: `${DTYPES[dtype].toLowerCase()}[${dims.join(", ")}]`, differing: differing.length, entries: all.length,
-          expected: claim(dtype, mine[k]), got: claim(dtype, theirs[k]),
+          step: Number(step), what: `state entry ${name}`, instruction: operand, of: program.body, origin, element,
+          operation: operationOf(program.all[operand]), kind: `${DTYPES[dtype].toLowerCase()}[${dims.join(", ")}]`,
+          at: dims.reduceRight(([place, rest], dim) => [[rest % dim, ...place], Math.floor(rest / dim)], [[], element])[0],
+          differing: differing.length, entries: all.length, expected: claim(dtype, mine[k]), got: claim(dtype, theirs[k]),
         };
       }
       at += piece.length;
@@ -242,20 +244,4 @@ async function placeOf({ run, records, replay }, step, committed, replayed) {
     }
     return null;
   }, (said) => ({ note: `the state after step ${step} is in the folder, but is not what was committed: ${said}` }));
-}
-
-/** A difference in words. */
-function placeLines(place) {
-  if (!place || place.note) return place ? [place.note] : [];
-  const { step, what, element, instruction, of, operation, at, kind, differing, entries } = place;
-  const origin = place.origin && `, of ${quoted(place.origin).slice(1, -1).slice(0, MAX_TEXT)}`;
-  return [
-    ...(what === "loss" ? [`the loss of step ${step}`] : [
-      `step ${step}, ${what}, element ${element}`,
-      `made by instruction ${instruction} of ${of}: ${operation}${origin}`,
-      `at [${at.join(", ")}] of ${kind}; ${differing} of ${entries} entries of the state differ`,
-      "an earlier instruction may be the first that was false: only the trainer's values of the step show it, in a dispute",
-    ]),
-    ...["expected", "got"].map((who) => `  ${who.padEnd(9)} ${place[who].bits} (${place[who].decimal})`),
-  ];
 }

@@ -75,19 +75,21 @@ function logsOf(path, data, steps) {
 /** Takes all steps; the run root, and where a record first differs. */
 async function computed(replay, { steps, checkpoint_interval: interval, records }, logs, tell, budget) {
   const { recheck, program } = replay, known = new Map(records.map((record) => [record?.[0], record])), digests = [];
-  const put = (step) => putLog(program, logs[Number(step - 1n)], step);
   const roots = [];
   let problem;
   for (let step = 1n; step <= steps; step++) {
-    const log = logs.length ? () => put(step) : null;
-    if (log) roots.push(recheck.scratch(() => put(step).root));
+    const put = () => {
+      const log = putLog(program, logs[Number(step - 1n)], step);
+      roots.push(log.root);
+      return log;
+    };
+    const log = logs.length ? put : null;
     const made = await replay.step(step, log, (done) => tell({ step, steps, done, work: replay.work }), budget);
     const { state, loss } = made, [, expected, bits] = known.get(step) ?? [step, state, BigInt(loss)];
     if (expected !== state || bits !== BigInt(loss))
       problem ??= `step ${step}: expected state ${expected} and loss bits ${bits}, got ${state} and ${loss}`;
-    if (step % interval === 0n || step === steps) {
+    if (step % interval === 0n || step === steps)
       digests.push(replay.record(step, made, log ? recheck.tree(roots.splice(0)) : undefined));
-    }
     await tell({ step, steps, done: replay.work, work: replay.work });
   }
   return { root: recheck.tree(digests), ...(problem && { problem: problem.replace(/[^ -~]/g, "?").slice(0, 1000) }) };
@@ -96,20 +98,8 @@ async function computed(replay, { steps, checkpoint_interval: interval, records 
 /** A new key. One that is none, by chance 1 in 2^128, the module refuses. */
 export const newKey = () => crypto.getRandomValues(new Uint8Array(32));
 
-/** The envelope of a payload, signed by a key of this page. */
-export function signedEnvelope(recheck, payload, secret) {
-  const digest = bytesOf(recheck.sha256(joined(utf8(`DSSEv1 ${PAYLOAD.length} ${PAYLOAD} ${payload.length} `), payload)));
-  const [address, signature] = recheck.scratch(() => {
-    const key = recheck.put(secret);
-    const of = hexOf(recheck.get(recheck.exports.address(key), 20));
-    return [of, recheck.get(recheck.exports.sign(recheck.put(digest), key), 65)];
-  });
-  const signatures = [{ keyid: `0x${address}`, sig: base64(signature) }];
-  return { address, text: `${JSON.stringify({ payload: base64(payload), payloadType: PAYLOAD, signatures })}\n` };
-}
-
 /**
- * The statement on computed programs, as a file's text, and the address that signed it.
+ * The statement on computed programs in an envelope, as a file's text, and the address that signed it.
  * @param {{run: object, digest: string}[]} computed @param {Record<string, string>} environment texts of printable ASCII
  */
 export function statementOf(recheck, computed, environment, note, secret) {
@@ -117,5 +107,12 @@ export function statementOf(recheck, computed, environment, note, secret) {
   subject.sort((a, b) => (a.name < b.name ? -1 : 1));
   const predicate = { environment, note, computed: computed.map(({ run }) => run) };
   const document = { _type: "https://in-toto.io/Statement/v1", subject, predicateType: "urn:tiebreak:corpus:1", predicate };
-  return signedEnvelope(recheck, utf8(dumps(document)), secret);
+  const payload = utf8(dumps(document)), head = utf8(`DSSEv1 ${PAYLOAD.length} ${PAYLOAD} ${payload.length} `);
+  const digest = bytesOf(recheck.sha256(joined(head, payload))), { exports } = recheck;
+  const [address, signature] = recheck.scratch(() => {
+    const key = recheck.put(secret), of = hexOf(recheck.get(exports.address(key), 20));
+    return [of, recheck.get(exports.sign(recheck.put(digest), key), 65)];
+  });
+  const signatures = [{ keyid: `0x${address}`, sig: base64(signature) }];
+  return { address, text: `${JSON.stringify({ payload: base64(payload), payloadType: PAYLOAD, signatures })}\n` };
 }

@@ -1,12 +1,16 @@
 /* The rounding logs of a run's folder: a file for each segment, and in it a log for each step, compressed
-   (tiebreak/engine/logged/files.py and encoding.py). The module takes them in the plain form of SPEC section 5.1. How it
-   is packed, and its checksum, decide nothing: a log must have the committed root. */
+   (tiebreak/engine/logged/files.py and encoding.py). The module takes them in the plain form of SPEC section 5.1. */
 import { refuse, refusing, hexOf, utf8 } from "./module.js";
 import { DTYPES, readAt, widened } from "./tensors.js";
 import { decompress } from "./vendor/fzstd.js";
 
 const FILE_HEADER = 48, FRAME = 20, BLOCK = 1 << 16, ENTRY = 9, MAX_LOG = 1 << 29;
 const ZSTANDARD = Uint8Array.of(0x28, 0xb5, 0x2f, 0xfd);
+const CRC = Uint32Array.from({ length: 256 }, (_, k) => {
+  for (let bit = 0; bit < 8; bit++) k = k & 1 ? 0xedb88320 ^ (k >>> 1) : k >>> 1;
+  return k;
+});
+const crc32 = (bytes, before) => ~bytes.reduce((crc, byte) => CRC[(crc ^ byte) & 255] ^ (crc >>> 8), ~before) >>> 0;
 
 const sum = (numbers) => numbers.reduce((all, number) => all + number, 0);
 const numberIn = (bytes) => BigInt(`0x0${hexOf(bytes)}`);
@@ -33,24 +37,26 @@ class Source {
 
   number(width) { return Number(numberIn(this.take(width))); }
 
-  /** So many bytes, at most 64 KiB: as they are, or in a Zstandard frame. */
+  /** So many bytes, at most 64 KiB: as they are, or in a Zstandard frame, whose header has one spelling for each size. */
   part(size) {
     const length = this.number(3), kept = this.take(length);
     if (length < 1 || length > size) this.fail(`expected a part of 1 to ${size} bytes, got ${length}`);
     if (length === size) return kept;
+    const header = size < 256 ? [0x20, size] : [0x60, (size - 256) & 255, (size - 256) >> 8];
     try {
-      return decompress(joined(ZSTANDARD, kept), new Uint8Array(size));
-    } catch {
-      return this.fail(`expected a Zstandard frame of ${size} bytes, got another`);
-    }
+      if (header.every((byte, k) => kept[k] === byte)) return decompress(joined(ZSTANDARD, kept), new Uint8Array(size));
+    } catch { /* A stranger's bytes: refused as those with another header are. */ }
+    return this.fail(`expected a Zstandard frame of ${size} bytes, got another`);
   }
 
-  /** The gaps and directions of a block. */
+  /** The gaps and directions of a block: gaps in as few bytes as they need, and zeros after the directions. */
   block(count) {
-    const width = this.number(1), gaps = new Float64Array(count);
-    if (width > 8) this.fail(`expected gaps of at most 8 bytes, got ${width}`);
-    for (let k = 0; k < width; k++) this.part(count).forEach((byte, n) => { gaps[n] += byte * 256 ** k; });
-    return { gaps, up: this.part((count + 7) >> 3) };
+    const width = this.number(1), planes = Array.from({ length: Math.min(width, 8) }, () => this.part(count));
+    const gaps = Float64Array.from({ length: count }, (_, n) => planes.reduceRight((gap, plane) => 256 * gap + plane[n], 0));
+    const up = this.part((count + 7) >> 3), isShort = width === 1 || planes.at(-1)?.some((byte) => byte);
+    if (width > 8 || !isShort || (count & 7 && up.at(-1) & (255 >> (count & 7))))
+      this.fail(`expected the one spelling of ${count} entries, got another`);
+    return { gaps, up };
   }
 }
 
@@ -139,6 +145,8 @@ export class SegmentLogs {
     if (Math.max(from, to) > file.size) refuse(`${path}: expected the log of step ${step}, got the end after ${k} logs`);
     if (found !== step) refuse(`${path}: expected the log of step ${step}, got one of step ${found}`);
     if (length > MAX_LOG) refuse(`${path}: expected at most ${MAX_LOG} bytes for the log of step ${step}, got ${length}`);
-    return readAt(file, path, from, to);
+    const log = await readAt(file, path, from, to), expected = hexOf(head.subarray(16));
+    const sum = crc32(log, crc32(head.subarray(0, 16), 0)).toString(16).padStart(8, "0");
+    return sum === expected ? log : refuse(`${path}: expected checksum ${expected} of the log of step ${step}, got ${sum}`);
   }
 }

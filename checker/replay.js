@@ -17,7 +17,8 @@ export class Program {
   constructor(recheck, bytes) {
     const { exports } = recheck, at = exports.program(recheck.put(bytes), bytes.length), body = exports.count(at, 0);
     Object.assign(this, { recheck, exports, at, body, root: recheck.digest("program_root", at) });
-    [this.state, this.data, this.late] = [STATE, DATA, LATE].map((kind) => this.slots(kind));
+    [this.state, this.data, this.late] = [STATE, DATA, LATE].map((kind) => Array.from({ length: exports.count(at, kind) },
+      (_, k) => this.describe(exports.slot(at, kind, k))));
     /** All instructions of the body; the sums that a log may decide, in order, and how many elements these have. */
     this.all = Array.from({ length: body }, (_, k) => this.describe(k));
     this.loggedSums = this.all.filter((i) => SUMS.includes(i.opcode) && i.function === 0 && i.dtype === 0);
@@ -35,11 +36,6 @@ export class Program {
     if (this.memory > MOST_MEMORY)
       refuse(`expected a replay in at most ${MOST_MEMORY} bytes of memory, got one in ${this.memory}`);
     exports.limit(BigInt(Math.max(this.memory, LEAST_LIMIT)));
-  }
-
-  slots(kind) {
-    const { exports, at } = this;
-    return Array.from({ length: exports.count(at, kind) }, (_, k) => this.describe(exports.slot(at, kind, k)));
   }
 
   /** An instruction: opcode, function, dtype, dims, its first operand's value, name, elements, bytes. */

@@ -1,6 +1,7 @@
 /* A run's folder (tiebreak/engine/run/directory.py): what its job, its heads, its records and its states say. */
 import { Refused, refuse, refusing, bytesOf, hexOf, STATE } from "./module.js";
 import { unpack, versioned, requireBytes, wide } from "./msgpack.js";
+import { printable } from "./formats.js";
 import { Folder, piecesOf } from "./tensors.js";
 import { FINITE_LOSSES, HEAD, JOB, checkJob, fieldsOf, least, structOf, typedDigest, typeOf } from "./job.js";
 import { Program, tensorId } from "./replay.js";
@@ -15,7 +16,7 @@ export class Fraud extends Refused {
   }
 }
 
-const MAX_FILE = 1 << 16, MAX_MESSAGE = 2048, MAX_RECORDS = 1 << 25, MAX_PROGRAM = 1 << 30, RECORD = 76, SIGNATURE = 65;
+const MAX_FILE = 1 << 16, MAX_MESSAGE = 2048, MAX_RECORDS = 1 << 25, MAX_TEXT = 160, MAX_PROGRAM = 1 << 30, RECORD = 76, SIGNATURE = 65;
 const STATE_NAME = /^checkpoints\/([0-9]{12,20})\.safetensors$/, JOB_NAME = /(?:^|\/)job\.bin$/;
 
 /** The depth of a tree of so many leaves. */
@@ -157,7 +158,7 @@ export class Run extends Folder {
   async origin(instruction) {
     try {
       const found = JSON.parse(new TextDecoder().decode(await this.whole("origins.json", 1 << 24)))[instruction];
-      return typeof found === "string" ? found : "";
+      return printable(String(found ?? "")).slice(0, MAX_TEXT);
     } catch {
       return "";
     }

@@ -24,20 +24,6 @@ export async function readWhole(file, path, limit) {
   return readAt(file, path, 0, file.size);
 }
 
-/** The files of a folder by the paths within it. */
-export class Folder {
-  /** @param {Map<string, {size: number, slice: (from: number, to: number) => Promise<Uint8Array>}>} files @param {string} name */
-  constructor(files, name) {
-    const inside = [...files].filter(([path]) => path.startsWith(`${name}/`) || !name);
-    this.files = new Map(inside.map(([path, file]) => [path.slice(name.length && name.length + 1), file]));
-    this.name = name || "the run";
-  }
-
-  file(path) { return this.files.get(path) ?? refuse(`${this.name}/${path}: cannot be read: there is no such file`); }
-  async whole(path, limit) { return readWhole(this.file(path), `${this.name}/${path}`, limit); }
-  async tensors(path, ...rest) { return tensorsOf(this.file(path), `${this.name}/${path}`, ...rest); }
-}
-
 function entryOf(path, name, entry, start, size) {
   const what = `${path}, ${name}`, short = `${path}, ${name.slice(0, 60)}`, fields = new JsonFields(short, entry);
   const areCounts = (values) => Array.isArray(values) && values.every((value) => typeof value === "bigint" && value >= 0n);
@@ -72,26 +58,40 @@ export async function openTensors(file, path) {
   return new Map(entries.map((entry) => [entry.name, { ...entry, file }]));
 }
 
-/**
- * The tensors of a file that must be those of slots. Each slot: {name, dtype, dims, bytes}.
- * @param {Set<string>} absent those that the file may lack, all or none
- * @param {boolean} narrow whether a tensor of F32 may be BF16 in the file
- */
-async function tensorsOf(file, path, slots, absent = new Set(), narrow = false) {
-  const found = await openTensors(file, path), hasAll = [...found.keys()].some((name) => absent.has(name));
-  const wanted = new Map(slots.filter((slot) => hasAll || !absent.has(slot.name)).map((slot) => [slot.name, slot]));
-  const [missing, extra] = [[wanted, found], [found, wanted]].map(([some, others]) => {
-    const names = sorted([...some.keys()].filter((name) => !others.has(name)));
-    return list(names.slice(0, 3).map((name) => quoted(name)));
-  });
-  if (missing !== "[]" || extra !== "[]")
-    refuse(`${path}: expected ${wanted.size} tensors; missing ${missing}, unexpected ${extra}`);
-  for (const { name, what, kind, shape } of found.values()) {
-    const { dtype, dims } = wanted.get(name), expected = DTYPES[dtype], isNarrow = narrow && !dtype && kind === "BF16";
-    if ((kind !== expected && !isNarrow) || String(shape) !== String(dims))
-      refuse(`${what}: expected ${expected} ${tuple(dims)}, got ${kind} ${tuple(shape)}`);
+/** The files of a folder by the paths within it. */
+export class Folder {
+  /** @param {Map<string, {size: number, slice: (from: number, to: number) => Promise<Uint8Array>}>} files @param {string} name */
+  constructor(files, name) {
+    const inside = [...files].filter(([path]) => path.startsWith(`${name}/`) || !name);
+    this.files = new Map(inside.map(([path, file]) => [path.slice(name.length && name.length + 1), file]));
+    this.name = name || "the run";
   }
-  return found;
+
+  file(path) { return this.files.get(path) ?? refuse(`${this.name}/${path}: cannot be read: there is no such file`); }
+  async whole(path, limit) { return readWhole(this.file(path), `${this.name}/${path}`, limit); }
+
+  /**
+   * The tensors of a file that must be those of slots. Each slot: {name, dtype, dims, bytes}.
+   * @param {Set<string>} absent those that the file may lack, all or none
+   * @param {boolean} narrow whether a tensor of F32 may be BF16 in the file
+   */
+  async tensors(name, slots, absent = new Set(), narrow = false) {
+    const path = `${this.name}/${name}`;
+    const found = await openTensors(this.file(name), path), hasAll = [...found.keys()].some((name) => absent.has(name));
+    const wanted = new Map(slots.filter((slot) => hasAll || !absent.has(slot.name)).map((slot) => [slot.name, slot]));
+    const [missing, extra] = [[wanted, found], [found, wanted]].map(([some, others]) => {
+      const names = sorted([...some.keys()].filter((name) => !others.has(name)));
+      return list(names.slice(0, 3).map((name) => quoted(name)));
+    });
+    if (missing !== "[]" || extra !== "[]")
+      refuse(`${path}: expected ${wanted.size} tensors; missing ${missing}, unexpected ${extra}`);
+    for (const { name: tensor, what, kind, shape } of found.values()) {
+      const { dtype, dims } = wanted.get(tensor), expected = DTYPES[dtype], isNarrow = narrow && !dtype && kind === "BF16";
+      if ((kind !== expected && !isNarrow) || String(shape) !== String(dims))
+        refuse(`${what}: expected ${expected} ${tuple(dims)}, got ${kind} ${tuple(shape)}`);
+    }
+    return found;
+  }
 }
 
 /** Of each pattern of an F16: that of the F32 of the same value. */

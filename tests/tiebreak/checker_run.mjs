@@ -58,8 +58,8 @@ async function answer({ folder, stop, budget, limit, changes, ...asked }) {
   };
   try {
     const done = await auditDropped(recheck, files, asked, tell, budget && BigInt(budget));
-    const { verdict, wanted, steps, entries, said, lines } = done, agrees = verdict === "agrees";
-    return { verdict, wanted, steps, entries, told, due: first?.due, memory: first?.memory, reason: agrees ? "" : said, lines: agrees ? [...lines, said] : lines };
+    const { verdict, wanted, steps, entries, said, lines, place } = done, agrees = verdict === "agrees";
+    return { verdict, wanted, steps, entries, told, due: first?.due, memory: first?.memory, place, reason: agrees ? "" : said, lines: agrees ? [...lines, said] : lines };
   } catch (error) {
     return { verdict: error.message === "stopped" ? "stopped" : "crash", reason: error.stack, told };
   }

@@ -218,10 +218,9 @@ def check_fraud(folder: Path, *options: object, **request: object) -> Answer:
 
 def test_a_false_step_is_fraud_in_the_words_of_the_audit(parties: Parties, tmp_path: Path) -> None:
     folder = parties.cheating(tmp_path / "cheating", 5)
-    place = check_fraud(folder)["lines"][2:]
-    assert place[0].startswith("step 6, state entry ")
-    assert place[1].endswith(place[0].split()[4].removesuffix(",")), "its origin, which the folder names"
-    assert check_fraud(folder, "--segment", 1, segments=[1])["lines"][2:] == place
+    place = check_fraud(folder)["place"]
+    assert (place["step"], place["what"]) == (6, f"state entry {place['origin']}"), "its origin, which the folder names"
+    assert check_fraud(folder, "--segment", 1, segments=[1])["place"] == place
     (true,) = ask({"folder": str(folder), "segments": [2]})
     assert true["lines"][-1] == "agrees: steps 7 to 7"
     RunDirectory.open(folder).drop_state(6)
@@ -243,13 +242,15 @@ def test_the_first_published_number_that_differs_is_named(tmp_path: Path) -> Non
     made = run.program.body[commit.value]
     lie = one_element(3, commit.value, 2, lambda value: value + 1)
     Worker(run, Tampered(make_interpreter(run.program, Machine(threads=1)), lie), key=TRAINER).work()
-    place = check_fraud(run.path, "--segment", 2, segments=[2])["lines"][2:]
-    assert place[0] == f"step 3, state entry {name}, element 2"
-    assert place[1].startswith(f"made by instruction {commit.value} of {len(run.program.body)}: {operation_of(made)}")
-    expected, got = (re.findall(r"(0x[0-9a-f]{8}) \((\S+)\)", line)[0] for line in place[-2:])
-    assert int(got[0], 16) == run.state(3)[name].flatten()[2].view(torch.int32).item() % (1 << 32)
-    assert [one[1] for one in (expected, got)] == [decimal(DType.F32, int(one[0], 16)) for one in (expected, got)]
-    assert abs(float(got[1].replace("−", "-")) - float(expected[1].replace("−", "-")) - 1) < 1e-6
+    place = check_fraud(run.path, "--segment", 2, segments=[2])["place"]
+    assert (place["step"], place["what"], place["element"]) == (3, f"state entry {name}", 2)
+    assert (place["instruction"], place["of"]) == (commit.value, len(run.program.body))
+    assert place["operation"] == operation_of(made)
+    expected, got = (place[who] for who in ("expected", "got"))
+    assert int(got["bits"], 16) == run.state(3)[name].flatten()[2].view(torch.int32).item() % (1 << 32)
+    assert all(one["decimal"] == decimal(DType.F32, int(one["bits"], 16)) for one in (expected, got))
+    difference = [float(one["decimal"].replace("−", "-")) for one in (got, expected)]
+    assert abs(difference[0] - difference[1] - 1) < 1e-6
 
 
 def test_a_loss_that_the_job_forbids_is_fraud(tmp_path: Path) -> None:
