@@ -1,5 +1,5 @@
-/* Audits of a run's segments, as `tiebreak audit` makes them (tiebreak/engine/run/audit.py; the numbers of its plan stand here
-   too), and the first published number that differs in a false one. */
+/* Audits of a run's segments, as `tiebreak audit` makes them (tiebreak/engine/run/audit.py; the numbers of its plan stand
+   here too), and the first published number that differs in a false one. */
 import { Refused, refuse, refusing, bytesOf, hexOf, utf8, STATE, DATA } from "./module.js";
 import { DTYPES, piecesOf } from "./tensors.js";
 import { FINITE_LOSSES } from "./job.js";
@@ -12,7 +12,8 @@ import { Asked, Fraud, Run, floatOf, folderOfRun } from "./run.js";
 /** Draws different segments of 0 ... total - 1 by a seed and the signed root, as `tiebreak audit --sample` does. */
 function drawSegments(recheck, total, sample, seed, root) {
   if (!(sample >= 1 && sample <= total)) throw new Asked(`expected a sample of 1 to ${total} segments, got ${sample}`);
-  const key = recheck.sha256(bytesOf(hexOf(utf8("tiebreak: segments of an audit")) + recheck.sha256(utf8(seed)) + root));
+  const tag = hexOf(utf8("tiebreak: segments of an audit"));
+  const key = recheck.sha256(bytesOf(tag + recheck.sha256(utf8(seed)) + root));
   const chosen = new Set(), fair = (1n << 64n) / BigInt(total) * BigInt(total);
   for (let number = 0; chosen.size < sample; number++) {
     const word = BigInt(`0x${recheck.sha256(bytesOf(key + number.toString(16).padStart(16, "0"))).slice(0, 16)}`);
@@ -37,9 +38,13 @@ function sampleLines(total, sample, seed) {
 
 /** The number of steps that auditing segments takes, if every state in the folder is good. */
 function stepsToReplay(run, records, wanted) {
-  const kept = run.kept(records), starts = wanted.map((one) => kept.findLast((step) => step < run.firstStep(one)) ?? 0n);
-  const held = (k) => (k ? run.lastStep(wanted[k - 1]) : 0n), later = (a, b) => (a > b ? a : b);
-  return Number(wanted.reduce((sum, one, k) => sum + run.lastStep(one) - later(starts[k], held(k)), 0n));
+  const kept = run.kept(records), later = (a, b) => (a > b ? a : b);
+  let total = 0n, held = 0n;
+  for (const [first, last] of wanted.map((one) => run.span(one))) {
+    total += last - later(held, kept.findLast((step) => step < first) ?? 0n);
+    held = last;
+  }
+  return Number(total);
 }
 
 // ---------------------------------------------------------------- audits of segments
@@ -47,12 +52,16 @@ function stepsToReplay(run, records, wanted) {
 /** Replays segments of a run, each from the nearest good state before it, and compares each record. */
 class SegmentAudit {
   constructor(run, records, tell, budget) {
-    const { program, job } = run, replay = new Replay(program, Number(job.precision), Number(job.tolerances & ~FINITE_LOSSES));
+    const { precision, tolerances } = run.job;
+    const replay = new Replay(run.program, Number(precision), Number(tolerances & ~FINITE_LOSSES));
     const counted = { steps: 0, entries: 0, checked: [], starts: [], refused: [] };
     Object.assign(this, { run, records, tell, budget, replay, ...counted, held: -1n, kept: run.kept(records) });
   }
 
-  say(done = 0n, step = this.held) { return this.tell({ steps: this.steps, step, done, work: this.replay.work, loss: this.loss }); }
+  say(done = 0n, step = this.held) {
+    const { steps, loss, replay: { work } } = this;
+    return this.tell({ steps, step, done, work, loss });
+  }
 
   /** Fills in the nearest good state at or before a step, unless a nearer one is held. */
   async start(step) {
@@ -99,9 +108,9 @@ class SegmentAudit {
     const [place, unknown] = first < last ? [`steps ${first} to ${last}`, "step, "] : [`step ${last}`, ""];
     const what = ["state", "loss"].find((part) => committed[part] !== replayed[part]) ?? "record";
     return new Fraud(
-      `the run leaves the program first in checkpoint ${checkpoint + 1} of ${records.length}, ${place}, where the ${what} `
-        + `differs; a dispute with the replay of a whole audit (\`tiebreak audit ${run.name}\`) names the ${unknown}module and `
-        + "instruction",
+      `the run leaves the program first in checkpoint ${checkpoint + 1} of ${records.length}, ${place}, where the `
+        + `${what} differs; a dispute with the replay of a whole audit (\`tiebreak audit ${run.name}\`) names the `
+        + `${unknown}module and instruction`,
       [`  record     expected ${replayed.digest}, got ${committed.digest}`, `  signed by  0x${run.job.trainer}`],
       await placeOf(this, last, committed, replayed),
     );
@@ -112,8 +121,8 @@ class SegmentAudit {
     const { run, records, checked } = this, step = run.lastStep(records.length - 1);
     if (checked.at(-1) !== records.length - 1 || !this.kept.includes(step)) return null;
     const { ids } = await refusing(() => run.identified(step, records), (said) => refuse(
-      `expected the state after step ${step} that the trainer committed to, which is right, got another file; fetch it again or `
-        + `take the replay's: ${said}`));
+      `expected the state after step ${step} that the trainer committed to, which is right, got another file; fetch it `
+        + `again or take the replay's: ${said}`));
     const slot = run.program.state.findIndex(({ name }) => name === SAMPLED), one = [Uint8Array.of(0, 0, 128, 63)];
     return slot < 0 ? null : ids[slot] === await tensorId(run.recheck, { dtype: 0, dims: [] }, one);
   }
@@ -125,7 +134,8 @@ class SegmentAudit {
       if (spans.at(-1)?.[1] === first - 1n) spans.at(-1)[1] = last;
       else spans.push([first, last]);
     }
-    const total = records.length, left = total - checked.length, shown = starts.slice(0, 8).concat(starts.length > 8 ? "..." : []);
+    const total = records.length, left = total - checked.length;
+    const shown = starts.slice(0, 8).concat(starts.length > 8 ? "..." : []);
     return [
       ...refused.map((step) => `warning: the state after step ${step} is not what was committed; not used`),
       ...(run.isLogged ? [`logs       ${entries} entries in ${steps} steps`] : []),
@@ -141,10 +151,10 @@ const REWARD = /^model\.rollouts\.mean_reward_[0-9]+_(.*)$/;
 const SAMPLED = "model.rollouts_sampled", OF_SAMPLES = ["completion_ids", "completion_mask", "num_items_in_batch"];
 const listed = (names) => names.map((name) => name.replace(/[^A-Za-z0-9_.()-]/gu, "?")).join(", ");
 
-/** Who answers for each part of late data. sampled: whether the last state says that rollouts were samples; null: unknown. */
+/** Who answers for each part of late data. sampled: whether the last state says that rollouts were samples, or null. */
 export function lateWords({ late, state }, sampled) {
-  const [names, entries] = [late, state].map((slots) => slots.map(({ name }) => name)), isChecked = entries.includes(SAMPLED);
-  const found = {};
+  const [names, entries] = [late, state].map((slots) => slots.map(({ name }) => name));
+  const isChecked = entries.includes(SAMPLED), found = {};
   if (names.includes(OF_SAMPLES[0])) {
     const result = sampled === null ? "" : sampled ? ", all of them" : ", which found others";
     found.rollouts = isChecked ? `sampled, checked by the program${result}` : "declared";
@@ -160,20 +170,20 @@ export function lateWords({ late, state }, sampled) {
 
 /**
  * Audits the run in what was dropped: a sample, these segments, or all. Anything but a refusal is thrown.
- * @param {Map<string, object>} dropped files by path @param {{segments?: number[], sample?: number, seed?: string}} asked
- * @param {(progress: object) => Promise<void>} tell called often: it may wait, to pause, and throw, to stop. At first it gets
- *   {memory, due, wanted, work, total, last}: bytes, steps to replay, segments, terms of a step, all that is signed, the job's
- *   last step; then {steps, step, done, work, loss}
- * @returns {Promise<{verdict: "agrees" | "fraud" | "could not check" | "asked", said: string, lines: string[], place?: object}>}
- *   place: the first published number that differs: {step, what, expected, got}, each {bits, decimal}, and of an entry of the state
- *   {instruction, of, operation, origin, element, kind, at, differing, entries}; or {note}
+ * @param {Map<string, object>} dropped files by path
+ * @param {{segments?: number[], sample?: number, seed?: string}} asked
+ * @param {(progress: object) => Promise<void>} tell called often: it may wait, to pause, and throw, to stop. At first it
+ *   gets {memory, due, wanted, work, total, last}: bytes, steps to replay, segments, terms of a step, how many segments
+ *   are signed, the job's last step; then {steps, step, done, work, loss}
+ * @returns {Promise<{verdict: "agrees" | "fraud" | "could not check" | "asked", said: string, lines: string[],
+ *   place?: object}>} place: see `placeOf`
  */
-export async function auditDropped(recheck, dropped, { segments, sample, seed }, tell = async () => {}, budget = undefined) {
+export async function auditDropped(recheck, dropped, asked, tell = async () => {}, budget = undefined) {
   const mark = recheck.exports.mark();
   try {
     const run = await Run.open(recheck, dropped, folderOfRun(dropped)), { head, records } = await run.signed();
-    const total = records.length, key = seed ?? hexOf(crypto.getRandomValues(new Uint8Array(16)));
-    const drawn = sample ? drawSegments(recheck, total, sample, key, head.run_root) : records.map((_, k) => k);
+    const { segments, sample, seed = hexOf(crypto.getRandomValues(new Uint8Array(16))) } = asked, total = records.length;
+    const drawn = sample ? drawSegments(recheck, total, sample, seed, head.run_root) : records.map((_, k) => k);
     const wanted = [...new Set(segments ?? drawn)].sort((a, b) => a - b);
     if (!wanted.length || wanted[0] < 0 || wanted.at(-1) >= total)
       throw new Asked(`expected a checkpoint below ${total}, got ${wanted.at(-1)}`);
@@ -183,8 +193,9 @@ export async function auditDropped(recheck, dropped, { segments, sample, seed },
     const data = await run.tensors("data.safetensors", run.program.data);
     await audit.replay.fill(DATA, data, run.job.data_root, `${run.name}/data.safetensors`);  // (3)
     for (const checkpoint of wanted) await audit.segment(checkpoint);
-    const lines = [...(sample ? sampleLines(total, sample, key) : []), ...audit.lines(await audit.sampled())];
-    return { verdict: "agrees", said: lines.at(-1), lines: lines.slice(0, -1), wanted, steps: audit.steps, entries: audit.entries };
+    const lines = [...(sample ? sampleLines(total, sample, seed) : []), ...audit.lines(await audit.sampled())];
+    const { steps, entries } = audit, said = lines.pop();
+    return { verdict: "agrees", said, lines, wanted, steps, entries };
   } catch (error) {
     if (!(error instanceof Refused)) throw error;
     const verdict = error instanceof Fraud ? "fraud" : error instanceof Asked ? "asked" : "could not check";
@@ -208,12 +219,15 @@ function decimal(dtype, bits) {
   return (Object.is(number, -0) ? "-0" : rounded(number, 9)).replace("Infinity", "∞").replaceAll("-", "−");
 }
 
-const claim = (dtype, bits) => ({ bits: `0x${bits.toString(16).padStart(KINDS[dtype][1], "0")}`, decimal: decimal(dtype, bits) });
+const claim = (dtype, bits) =>
+  ({ bits: `0x${bits.toString(16).padStart(KINDS[dtype][1], "0")}`, decimal: decimal(dtype, bits) });
 
 /**
  * The first published number that differs, after a segment whose record is false: of the entries of the state that the
- * trainer kept of its end, the one that the earliest instruction makes. The values of a step are in no folder of a run: an
- * earlier instruction may have been the first that was false, and a dispute finds it. null: nothing published differs.
+ * trainer kept of its end, the one that the earliest instruction makes. The values of a step are in no folder of a run:
+ * an earlier instruction may have been the first that was false, and a dispute finds it. null: nothing published differs.
+ * It is {step, what, expected, got}, each of the two {bits, decimal}, and of an entry of the state {instruction, of,
+ * operation, origin, element, kind, at, differing, entries} as well; or {note}, if nothing can be compared.
  */
 async function placeOf({ run, records, replay }, step, committed, replayed) {
   const { program, recheck } = run;
@@ -224,19 +238,20 @@ async function placeOf({ run, records, replay }, step, committed, replayed) {
     return { note: `the state after step ${step} was not kept, so no number of it can be compared` };
   return refusing(async () => {
     const { tensors, ids } = await run.identified(step, records), all = program.state;
-    const differing = all.filter((_, k) => ids[k] !== replayed.ids[k]).sort((a, b) => a.operand - b.operand), [slot] = differing;
-    const { name, dtype, dims, operand } = slot, [View] = KINDS[dtype];
+    const differing = all.filter((_, k) => ids[k] !== replayed.ids[k]).sort((a, b) => a.operand - b.operand);
+    const [slot] = differing, { name, dtype, dims, operand } = slot, [View] = KINDS[dtype];
     let at = replay.place(STATE, all.indexOf(slot)), before = 0;
     for await (const piece of piecesOf(tensors.get(name))) {
       const [mine, theirs] = [recheck.get(at, piece.length), piece].map((bytes) => new View(bytes.buffer));
       const k = mine.findIndex((bits, n) => bits !== theirs[n] && (dtype || !isNaNs(bits, theirs[n])));
-      const element = before + k, origin = await run.origin(operand);
       if (k >= 0) {
+        const element = before + k, origin = await run.origin(operand), place = [];
+        dims.reduceRight((rest, dim) => { place.unshift(rest % dim); return Math.floor(rest / dim); }, element);
         return {
           step: Number(step), what: `state entry ${name}`, instruction: operand, of: program.body, origin, element,
           operation: operationOf(program.all[operand]), kind: `${DTYPES[dtype].toLowerCase()}[${dims.join(", ")}]`,
-          at: dims.reduceRight(([place, rest], dim) => [[rest % dim, ...place], Math.floor(rest / dim)], [[], element])[0],
-          differing: differing.length, entries: all.length, expected: claim(dtype, mine[k]), got: claim(dtype, theirs[k]),
+          at: place, differing: differing.length, entries: all.length,
+          expected: claim(dtype, mine[k]), got: claim(dtype, theirs[k]),
         };
       }
       at += piece.length;

@@ -1,11 +1,11 @@
-/* The corpus (docs/corpus.md): programs of known roots, computed here, and the signed statement that `tiebreak corpus` writes. */
+/* The corpus (docs/corpus.md): programs of known roots, computed here, and the statement that `tiebreak corpus` writes. */
 import { refuse, refusing, bytesOf, hexOf, utf8, STATE, DATA } from "./module.js";
 import { JsonFields, base64, dumps } from "./formats.js";
 import { Folder } from "./tensors.js";
 import { Program, Replay } from "./replay.js";
 import { joined, putLog } from "./logs.js";
 
-const MAX_FILE = 1 << 26, MOST = (1n << 32n) - 1n, NAME = /^[a-z0-9][a-z0-9-]{0,31}$/;
+const MAX_FILE = 1 << 26, MOST = (1n << 32n) - 1n, EXPECTED = /^((?:.*\/)?([a-z0-9][a-z0-9-]{0,31}))\/expected\.json$/;
 const TERMS = { steps: 1n, checkpoint_interval: 1n, precision: 16n, tolerances: 0n };
 const ROOTS = ["program_root", "initial_state_root", "data_root", "run_root"];
 const PAYLOAD = "application/vnd.in-toto+json";
@@ -19,10 +19,10 @@ function readExpected(name, bytes) {
   return found;
 }
 
-/** The names of the programs in a dropped folder, whose files are `NAME/expected.json` and so on, and where they are. */
+/** The names of the programs in a dropped folder, whose files are `NAME/expected.json` and so on, with their folders. */
 export function namesOf(files) {
-  const found = [...files.keys()].filter((path) => path.endsWith("/expected.json")).map((path) => path.split("/").slice(0, -1));
-  return new Map(found.filter((path) => NAME.test(path.at(-1))).map((path) => [path.at(-1), path.join("/")]).sort());
+  const found = [...files.keys()].map((path) => EXPECTED.exec(path)).filter((match) => match);
+  return new Map(found.map(([, folder, name]) => [name, folder]).sort());
 }
 
 /** What a file of gzip holds: one member, whose last four bytes say how much. */
@@ -32,7 +32,10 @@ async function unzipped(packed, path) {
     const out = new Uint8Array(size > MAX_FILE ? 0 : size);
     const reader = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip")).getReader();
     let at = 0;
-    for (let next = await reader.read(); !next.done; at += next.value.length, next = await reader.read()) out.set(next.value, at);
+    for (let next = await reader.read(); !next.done; next = await reader.read()) {
+      out.set(next.value, at);
+      at += next.value.length;
+    }
     if (at === size) return out;
   } catch { /* A stranger's bytes: refused as those of another size are. */ }
   return refuse(`${path}: expected a compressed file of at most ${MAX_FILE} bytes, got something else`);
@@ -41,9 +44,9 @@ async function unzipped(packed, path) {
 /** Computes a program; its run as the statement has it. A file that is none of the corpus is refused. */
 export async function compute(recheck, name, folder, files, tell = async () => {}, budget = undefined) {
   const given = new Folder(files, folder), document = await given.whole("expected.json", MAX_FILE);
-  const expected = readExpected(`${folder}/expected.json`, document), mark = recheck.exports.mark(), began = performance.now();
+  const expected = readExpected(`${folder}/expected.json`, document), mark = recheck.exports.mark();
   const run = { program: name, device: "cpu", backend: "recheck-wasm", expected: expected.run_root };
-  const unpacked = async (file) => unzipped(await given.whole(file, MAX_FILE), `${folder}/${file}`);
+  const began = performance.now(), unpacked = async (file) => unzipped(await given.whole(file, MAX_FILE), `${folder}/${file}`);
   try {
     const program = new Program(recheck, await unpacked("program.gz")), { root } = program;
     if (root !== expected.program_root) refuse(`${folder}: expected program ${expected.program_root}, got ${root}`);
@@ -56,7 +59,8 @@ export async function compute(recheck, name, folder, files, tell = async () => {
       await replay.fill(DATA, data, expected.data_root, `${name}: data.safetensors`);
       return computed(replay, expected, logs, tell, budget);
     }, (said) => ({ problem: `VerificationError: ${said}`.replace(/[^ -~]/g, "?").slice(0, 1000) }));
-    Object.assign(run, made, { equal: made.root === expected.run_root, milliseconds: Math.round(performance.now() - began) });
+    const milliseconds = Math.round(performance.now() - began);
+    Object.assign(run, made, { equal: made.root === expected.run_root, milliseconds });
   } finally {
     recheck.exports.release(mark);
   }
@@ -68,7 +72,8 @@ function logsOf(path, data, steps) {
   let at = 0;
   for (; at + 4 <= data.length && found.length < steps; at += 4 + view.getUint32(at))
     found.push(data.subarray(at + 4, at + 4 + view.getUint32(at)));
-  if (at !== data.length || BigInt(found.length) !== steps) refuse(`${path}: expected ${steps} whole logs, got ${found.length}`);
+  if (at !== data.length || BigInt(found.length) !== steps)
+    refuse(`${path}: expected ${steps} whole logs, got ${found.length}`);
   return found;
 }
 
@@ -100,14 +105,16 @@ export const newKey = () => crypto.getRandomValues(new Uint8Array(32));
 
 /**
  * The statement on computed programs in an envelope, as a file's text, and the address that signed it.
- * @param {{run: object, digest: string}[]} computed @param {Record<string, string>} environment texts of printable ASCII
+ * @param {{run: object, digest: string}[]} computed
+ * @param {Record<string, string>} environment texts of printable ASCII
  */
 export function statementOf(recheck, computed, environment, note, secret) {
   const subject = computed.map(({ run, digest }) => ({ name: run.program, digest: { sha256: digest } }));
   subject.sort((a, b) => (a.name < b.name ? -1 : 1));
   const predicate = { environment, note, computed: computed.map(({ run }) => run) };
-  const document = { _type: "https://in-toto.io/Statement/v1", subject, predicateType: "urn:tiebreak:corpus:1", predicate };
-  const payload = utf8(dumps(document)), head = utf8(`DSSEv1 ${PAYLOAD.length} ${PAYLOAD} ${payload.length} `);
+  const kinds = { _type: "https://in-toto.io/Statement/v1", predicateType: "urn:tiebreak:corpus:1" };
+  const payload = utf8(dumps({ ...kinds, subject, predicate }));
+  const head = utf8(`DSSEv1 ${PAYLOAD.length} ${PAYLOAD} ${payload.length} `);
   const digest = bytesOf(recheck.sha256(joined(head, payload))), { exports } = recheck;
   const [address, signature] = recheck.scratch(() => {
     const key = recheck.put(secret), of = hexOf(recheck.get(exports.address(key), 20));

@@ -12,7 +12,6 @@ const CRC = Uint32Array.from({ length: 256 }, (_, k) => {
 });
 const crc32 = (bytes, before) => ~bytes.reduce((crc, byte) => CRC[(crc ^ byte) & 255] ^ (crc >>> 8), ~before) >>> 0;
 
-const sum = (numbers) => numbers.reduce((all, number) => all + number, 0);
 const numberIn = (bytes) => BigInt(`0x0${hexOf(bytes)}`);
 
 /** Bytes behind each other. */
@@ -37,7 +36,7 @@ class Source {
 
   number(width) { return Number(numberIn(this.take(width))); }
 
-  /** So many bytes, at most 64 KiB: as they are, or in a Zstandard frame, whose header has one spelling for each size. */
+  /** So many bytes, at most 64 KiB: as they are, or in a Zstandard frame, whose header has one spelling for a size. */
   part(size) {
     const length = this.number(3), kept = this.take(length);
     if (length < 1 || length > size) this.fail(`expected a part of 1 to ${size} bytes, got ${length}`);
@@ -52,7 +51,8 @@ class Source {
   /** The gaps and directions of a block: gaps in as few bytes as they need, and zeros after the directions. */
   block(count) {
     const width = this.number(1), planes = Array.from({ length: Math.min(width, 8) }, () => this.part(count));
-    const gaps = Float64Array.from({ length: count }, (_, n) => planes.reduceRight((gap, plane) => 256 * gap + plane[n], 0));
+    const gapAt = (n) => planes.reduceRight((gap, plane) => 256 * gap + plane[n], 0);
+    const gaps = Float64Array.from({ length: count }, (_, n) => gapAt(n));
     const up = this.part((count + 7) >> 3), isShort = width === 1 || planes.at(-1)?.some((byte) => byte);
     if (width > 8 || !isShort || (count & 7 && up.at(-1) & (255 >> (count & 7))))
       this.fail(`expected the one spelling of ${count} entries, got another`);
@@ -64,9 +64,11 @@ class Source {
 export function putLog(program, bytes, step) {
   const { recheck, loggedSums: sums, loggable: total, late } = program, source = new Source(bytes, step);
   const [format, number, count] = [1, 8, 8].map((width) => source.number(width));
-  if (format !== 1 || BigInt(number) !== step) source.fail(`expected format 1 and step ${step}, got ${format} and ${number}`);
+  if (format !== 1 || BigInt(number) !== step)
+    source.fail(`expected format 1 and step ${step}, got ${format} and ${number}`);
   if (count > Math.min(total, 2 ** 32 - 1)) source.fail(`expected at most ${total} entries, got ${count}`);
-  const size = 4 + ENTRY * count + sum(late.map((one) => one.bytes)), start = recheck.exports.allocate(BigInt(size)) >>> 0;
+  const size = late.reduce((all, one) => all + one.bytes, 4 + ENTRY * count);
+  const start = recheck.exports.allocate(BigInt(size)) >>> 0;
   let at = start, n = 0, first = 0, place = -1;
   const put = (piece) => { at = recheck.put(piece, at) + piece.length; };
   put(Uint8Array.of(count >>> 24, count >>> 16, count >>> 8, count));
@@ -84,7 +86,8 @@ export function putLog(program, bytes, step) {
     put(new Uint8Array(plain.buffer));
   }
   for (const { bytes: whole, dtype, name } of late) {
-    for (let done = 0; done < whole; done += BLOCK) put(widened(name, DTYPES[dtype], source.part(Math.min(BLOCK, whole - done))));
+    for (let done = 0; done < whole; done += BLOCK)
+      put(widened(name, DTYPES[dtype], source.part(Math.min(BLOCK, whole - done))));
   }
   if (source.at < bytes.length) source.fail(`expected the end, got ${bytes.length - source.at} more bytes`);
   return { at: start, size, count, root: recheck.digest("step_log", program.at, start, size) };
@@ -94,27 +97,30 @@ export function putLog(program, bytes, step) {
 export class SegmentLogs {
   constructor(run, checkpoint) {
     const [first, last] = run.span(checkpoint), name = `logs/${String(last).padStart(12, "0")}.log`;
-    Object.assign(this, { run, first, last, name, path: `${run.name}/${name}`, places: [FILE_HEADER], roots: [], entries: 0 });
+    const path = `${run.name}/${name}`;
+    Object.assign(this, { run, first, last, name, path, places: [FILE_HEADER], roots: [], entries: 0 });
   }
 
   /** Reads all logs, which must have the committed root. */
   async open(committed, tell) {
-    const { run, first, last, path } = this, { recheck, program } = run, said = "expected what was committed, got none that can be read";
+    const { run, first, last, path } = this, { recheck, program } = run;
     for (let step = first; step <= last; step++) {
       await refusing(async () => {
         if (step === first) await this.readHeader();
         const log = await this.read(step), more = this.file.size - this.places.at(-1);
-        if (step === last && more) refuse(`${path}: expected the end after the log of step ${last}, got ${more} more bytes`);
+        if (step === last && more)
+          refuse(`${path}: expected the end after the log of step ${last}, got ${more} more bytes`);
         const { count, root } = recheck.scratch(() => putLog(program, log, step));
         this.entries += count;
         this.roots.push(root);
-      }, (why) => refuse(`${run.name}: log of step ${step}: ${said}: ${why}`));
+      }, (said) => refuse(
+        `${run.name}: log of step ${step}: expected what was committed, got none that can be read: ${said}`));
       await tell();
     }
     this.root = recheck.tree(this.roots);
     if (this.root !== committed)
-      refuse(`${run.name}: logs of steps ${first} to ${last}: expected log root ${committed}, as committed, got ${this.root}; `
-        + "without the committed logs nobody can say whether these steps are right");
+      refuse(`${run.name}: logs of steps ${first} to ${last}: expected log root ${committed}, as committed, got `
+        + `${this.root}; without the committed logs nobody can say whether these steps are right`);
     return this;
   }
 
@@ -140,13 +146,16 @@ export class SegmentLogs {
   /** The encoded log of a step, if those before it have been read. */
   async read(step) {
     const { file, path, places } = this, k = Number(step - this.first), at = places[k], from = at + FRAME;
-    const head = await file.slice(at, from), [found, length] = [head.subarray(0, 8), head.subarray(8, 16)].map(numberIn);
+    const head = await file.slice(at, from);
+    const [found, length] = [head.subarray(0, 8), head.subarray(8, 16)].map(numberIn);
     const to = places[k + 1] = from + Number(length);
-    if (Math.max(from, to) > file.size) refuse(`${path}: expected the log of step ${step}, got the end after ${k} logs`);
+    if (to > file.size || from > file.size)
+      refuse(`${path}: expected the log of step ${step}, got the end after ${k} logs`);
     if (found !== step) refuse(`${path}: expected the log of step ${step}, got one of step ${found}`);
-    if (length > MAX_LOG) refuse(`${path}: expected at most ${MAX_LOG} bytes for the log of step ${step}, got ${length}`);
+    if (length > MAX_LOG) refuse(`${path}: expected a log of at most ${MAX_LOG} bytes, got ${length}`);
     const log = await readAt(file, path, from, to), expected = hexOf(head.subarray(16));
     const sum = crc32(log, crc32(head.subarray(0, 16), 0)).toString(16).padStart(8, "0");
-    return sum === expected ? log : refuse(`${path}: expected checksum ${expected} of the log of step ${step}, got ${sum}`);
+    return sum === expected ? log
+      : refuse(`${path}: expected checksum ${expected} of the log of step ${step}, got ${sum}`);
   }
 }

@@ -1,4 +1,4 @@
-/* A program in the module, and its replay step by step: state and data are filled in, and each step is computed in pieces. */
+/* A program in the module, and its replay: state and data are filled in, and each step is computed in pieces. */
 import { STATE, DATA, hexOf, refuse } from "./module.js";
 import { DTYPES, piecesOf } from "./tensors.js";
 
@@ -6,9 +6,9 @@ const LATE = 4, MOST_MEMORY = 2 ** 32 - 2 ** 16, LEAST_LIMIT = 2 ** 28, MANY_ENT
 /** Milliseconds. */
 const REST = 50;
 const SIZES = [4, 8, 1], SOURCE = 1, SUMS = [3, 5];
-const FAMILIES = ["", "source", "map", "reduce", "gather", "scatter sum", "window", "iota", "random", "shuffle", "commit"];
-const MAPS = "copy add sub mul div sqrt neg abs max min exp log tanh erf sin cos bf16 . . . lt le eq ne and or not where cast . "
-  + "floordiv mod";
+const FAMILIES = ["", "source", "map", "reduce", "gather", "scatter sum", "window", "iota", "random", "shuffle"];
+const MAPS = "copy add sub mul div sqrt neg abs max min exp log tanh erf sin cos bf16 . . . lt le eq ne and or not where "
+  + "cast . floordiv mod";
 const FUNCTIONS = { 1: "const step state data late", 2: MAPS, 3: "sum max argmax sum_bf16", 6: "fill else" };
 
 /** A program whose bytes are in the module, which may take the memory of a replay from then on. */
@@ -17,16 +17,19 @@ export class Program {
   constructor(recheck, bytes) {
     const { exports } = recheck, at = exports.program(recheck.put(bytes), bytes.length), body = exports.count(at, 0);
     Object.assign(this, { recheck, exports, at, body, root: recheck.digest("program_root", at) });
-    [this.state, this.data, this.late] = [STATE, DATA, LATE].map((kind) => Array.from({ length: exports.count(at, kind) },
-      (_, k) => this.describe(exports.slot(at, kind, k))));
+    const slot = (kind, k) => this.describe(exports.slot(at, kind, k));
+    [this.state, this.data, this.late] = [STATE, DATA, LATE].map((kind) =>
+      Array.from({ length: exports.count(at, kind) }, (_, k) => slot(kind, k)));
     /** All instructions of the body; the sums that a log may decide, in order, and how many elements these have. */
     this.all = Array.from({ length: body }, (_, k) => this.describe(k));
     this.loggedSums = this.all.filter((i) => SUMS.includes(i.opcode) && i.function === 0 && i.dtype === 0);
     this.loggable = this.loggedSums.reduce((sum, { elements }) => sum + elements, 0);
     const counts = new Map();
     for (const { operand } of this.state) counts.set(operand, (counts.get(operand) ?? 0) + 1);
-    const isKept = ({ opcode, function: kind, name }, of) => opcode === SOURCE && kind === STATE && name === of;
-    const frozen = this.state.filter(({ name, operand }) => counts.get(operand) === 1 && isKept(this.all[operand], name));
+    const frozen = this.state.filter(({ name, operand }) => {
+      const made = this.all[operand], isSame = made.opcode === SOURCE && made.function === STATE && made.name === name;
+      return isSame && counts.get(operand) === 1;
+    });
     /** The names of the entries that no step changes. */
     this.frozen = new Set(frozen.map(({ name }) => name));
     /** About how many bytes a replay takes: program, state, data, and all values of a step with its log. */
@@ -60,7 +63,8 @@ export async function tensorId(recheck, { dtype, dims }, pieces) {
   try {
     const sizes = new Uint8Array(BigUint64Array.from(dims, BigInt).buffer);
     const tensor = exports.tensor_begin(dtype, dims.length, recheck.put(sizes));
-    for await (const piece of pieces) recheck.scratch(() => exports.tensor_add(tensor, recheck.put(piece), piece.length));
+    for await (const piece of pieces)
+      recheck.scratch(() => exports.tensor_add(tensor, recheck.put(piece), piece.length));
     return recheck.digest("tensor_id", tensor);
   } finally {
     exports.release(mark);
@@ -91,7 +95,7 @@ export class Replay {
 
   /**
    * Computes a step. log: puts the step's log into the module, see `putLog`; null: none.
-   * @param {bigint} number @param {(done: bigint) => Promise<void>} tell called after each piece of about `budget` terms
+   * @param {bigint} number @param {(done: bigint) => Promise<void>} tell called after each piece, about `budget` terms
    * @returns {Promise<{state: string, loss: number, ids: string[]}>} ids: those of the entries of the new state
    */
   async step(number, log, tell, budget = 1n << 22n) {
@@ -104,7 +108,8 @@ export class Replay {
         await this.rest();
       }
       await this.rest();
-      const state = recheck.digest("state", this.at), loss = exports.loss(this.at) >>> 0, all = exports.ids(this.at) >>> 0;
+      const state = recheck.digest("state", this.at), loss = exports.loss(this.at) >>> 0;
+      const all = exports.ids(this.at) >>> 0;
       const ids = program.state.map(({ operand }) => hexOf(recheck.get(all + 32 * operand, 32)));
       exports.end(this.at);
       return { state, loss, ids };

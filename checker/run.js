@@ -16,7 +16,8 @@ export class Fraud extends Refused {
   }
 }
 
-const MAX_FILE = 1 << 16, MAX_MESSAGE = 2048, MAX_RECORDS = 1 << 25, MAX_TEXT = 160, MAX_PROGRAM = 1 << 30, RECORD = 76, SIGNATURE = 65;
+const MAX_FILE = 1 << 16, MAX_MESSAGE = 2048, MAX_RECORDS = 1 << 25, MAX_PROGRAM = 1 << 30, RECORD = 76, SIGNATURE = 65;
+const MAX_ORIGIN = 160;
 const STATE_NAME = /^checkpoints\/([0-9]{12,20})\.safetensors$/, JOB_NAME = /(?:^|\/)job\.bin$/;
 
 /** The depth of a tree of so many leaves. */
@@ -32,17 +33,19 @@ const pathOfState = (step) => `checkpoints/${String(step).padStart(12, "0")}.saf
 export class Run extends Folder {
   /**
    * Opens a run, perhaps a stranger's: its job, signed by both, and its program, which must be the job's.
-   * @param {import("./module.js").Recheck} recheck @param {Folder["files"]} files @param {string} folder in which the run is
+   * @param {import("./module.js").Recheck} recheck @param {Folder["files"]} files @param {string} folder the run's
    */
   static async open(recheck, files, folder) {
-    const run = Object.assign(new Run(files, folder), { recheck }), { name } = run, raw = await run.whole("job.bin", MAX_FILE);
+    const run = Object.assign(new Run(files, folder), { recheck }), { name } = run;
+    const raw = await run.whole("job.bin", MAX_FILE);
     await named(`${name}/job.bin`, () => run.readJob(raw));
     const bytes = await run.whole("program.tbp", MAX_PROGRAM);
     const program = run.program = await named(`${name}/program.tbp`, () => new Program(recheck, bytes)), { job } = run;
-    const terms = { root: [job.program_root, program.root], body: [job.body_count, program.body],
-      state: [job.state_count, program.state.length], data: [job.data_count, program.data.length] };
+    const { root, body, state, data } = program;
+    const terms = { root: [job.program_root, root], body: [job.body_count, BigInt(body)],
+      state: [job.state_count, BigInt(state.length)], data: [job.data_count, BigInt(data.length)] };
     for (const [part, [expected, found]] of Object.entries(terms))
-      if (String(expected) !== String(found)) refuse(`program ${part}: expected ${expected} as in the job, got ${found}`);
+      if (expected !== found) refuse(`program ${part}: expected ${expected} as in the job, got ${found}`);
     return run;
   }
 
@@ -113,8 +116,8 @@ export class Run extends Folder {
     const tree = bytesOf(this.recheck.tree(records.map(({ digest }) => digest))), depth = depthOf(this.checkpoints);
     const root = this.recheck.digest("pad", tree, depthOf(BigInt(records.length)), depth);
     if (BigInt(records.length) < head.count || root !== head.run_root)
-      refuse(`expected ${head.count} records with the signed root ${head.run_root}, got ${records.length} with ${root}; a whole `
-        + "audit needs none of them");
+      refuse(`expected ${head.count} records with the signed root ${head.run_root}, got ${records.length} with ${root}; `
+        + "a whole audit needs none of them");
     for (const { step, loss } of records)
       if (this.job.tolerances & FINITE_LOSSES && (loss & 0x7f800000) === 0x7f800000)
         throw new Fraud(`step ${step}: expected a finite loss, as the job demands, got ${inPython(floatOf(loss))} `
@@ -131,7 +134,7 @@ export class Run extends Folder {
     return steps.map(([, step]) => BigInt(step)).sort((a, b) => Number(a - b));
   }
 
-  /** The tensors of the state after a step, by name, none of them read yet. The first file may have those that never change. */
+  /** The tensors of the state after a step, by name, none read yet. The first file may have those that never change. */
   async state(step) {
     const { state, frozen } = this.program, open = (of, absent) => this.tensors(pathOfState(of), state, absent, true);
     const found = await open(step, step ? frozen : new Set());
@@ -158,7 +161,7 @@ export class Run extends Folder {
   async origin(instruction) {
     try {
       const found = JSON.parse(new TextDecoder().decode(await this.whole("origins.json", 1 << 24)))[instruction];
-      return printable(String(found ?? "")).slice(0, MAX_TEXT);
+      return printable(String(found ?? "")).slice(0, MAX_ORIGIN);
     } catch {
       return "";
     }

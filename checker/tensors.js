@@ -1,9 +1,10 @@
 /* The tensors of a job's state or data in a .safetensors file, read in slices, in the order of the program's slots. */
 import { refuse, refusing } from "./module.js";
-import { parseJson, JsonFields, quoted, sorted } from "./formats.js";
+import { parseJson, JsonFields, isInteger, quoted, sorted } from "./formats.js";
 
 const MAX_HEADER = 1 << 24, MAX_ELEMENTS = 2n ** 40n, PIECE = 1 << 22;
-const WIDTHS = { F64: 8, F32: 4, F16: 2, BF16: 2, I64: 8, I32: 4, I16: 2, I8: 1, U64: 8, U32: 4, U16: 2, U8: 1, BOOL: 1 };
+const WIDTHS = { F64: 8, F32: 4, F16: 2, BF16: 2, I64: 8, I32: 4, I16: 2, I8: 1, U64: 8, U32: 4, U16: 2, U8: 1,
+  BOOL: 1 };
 export const DTYPES = ["F32", "I64", "BOOL"];
 
 /** Python's tuple of numbers. */
@@ -13,9 +14,9 @@ const list = (items) => `[${items.join(", ")}]`;
 const product = (dims) => (dims.includes(0n) ? 0n : dims.reduce((all, dim) => (all >> 100n ? all : all * dim), 1n));
 
 /** Bytes of a file, which must have them. */
-export async function readAt(file, path, from, to) {
-  const found = await file.slice(from, to), { length } = found;
-  return length === to - from ? found : refuse(`${path}: expected ${to - from} bytes, got the end of the file after ${length}`);
+export async function readAt(file, path, from, to, of = "") {
+  const found = await file.slice(from, to), size = to - from;
+  return found.length === size ? found : refuse(`${path}: expected ${size} bytes${of}, got ${found.length}`);
 }
 
 /** A whole file of at most so many bytes. */
@@ -26,10 +27,11 @@ export async function readWhole(file, path, limit) {
 
 function entryOf(path, name, entry, start, size) {
   const what = `${path}, ${name}`, short = `${path}, ${name.slice(0, 60)}`, fields = new JsonFields(short, entry);
-  const areCounts = (values) => Array.isArray(values) && values.every((value) => typeof value === "bigint" && value >= 0n);
+  const isCount = (value) => isInteger(value, 0n, (1n << 63n) - 1n), few = "a list of at most 64 integers of 0 to 2^63 - 1";
+  const areCounts = (values) => Array.isArray(values) && values.length <= 64 && values.every(isCount);
   const isKind = (value) => typeof value === "string" && Object.hasOwn(WIDTHS, value);
   const kind = fields.take("dtype", `one of ${Object.keys(WIDTHS).join(", ")}`, isKind);
-  const [shape, places] = ["shape", "data_offsets"].map((key) => fields.take(key, "a list of integers >= 0", areCounts));
+  const [shape, places] = ["shape", "data_offsets"].map((key) => fields.take(key, few, areCounts));
   fields.finish();
   const bytes = product(shape) * BigInt(WIDTHS[kind]), offset = start + (places[0] ?? 0n);
   if (places.length !== 2 || places[1] - places[0] !== bytes)
@@ -42,11 +44,12 @@ function entryOf(path, name, entry, start, size) {
 
 /** The tensors of a file by name, which must cover its data without gap or overlap. */
 export async function openTensors(file, path) {
-  const size = new DataView((await readAt(file, path, 0, 8)).slice().buffer).getBigUint64(0, true);
+  const size = new DataView((await readAt(file, path, 0, 8, " of a header")).slice().buffer).getBigUint64(0, true);
   if (size > MAX_HEADER) refuse(`${path}: expected a header of at most ${MAX_HEADER} bytes, got ${size}`);
   let end = 8 + Number(size);
-  const text = await readAt(file, path, 8, end);
-  const header = await refusing(() => parseJson(text, 3), (said) => refuse(`${path}: not a readable safetensors header: ${said}`));
+  const text = await readAt(file, path, 8, end, " of a header");
+  const unreadable = (said) => refuse(`${path}: not a readable safetensors header: ${said}`);
+  const header = await refusing(() => parseJson(text, 3), unreadable);
   if (!(header instanceof Map)) refuse(`${path}: expected a safetensors header of entries by name, got another value`);
   header.delete("__metadata__");
   const entries = [...header].map(([name, entry]) => entryOf(path, name, entry, 8n + size, BigInt(file.size)));
@@ -60,7 +63,7 @@ export async function openTensors(file, path) {
 
 /** The files of a folder by the paths within it. */
 export class Folder {
-  /** @param {Map<string, {size: number, slice: (from: number, to: number) => Promise<Uint8Array>}>} files @param {string} name */
+  /** @param {Map<string, {size: number, slice: (from: number, to: number) => Promise<Uint8Array>}>} files of more */
   constructor(files, name) {
     const inside = [...files].filter(([path]) => path.startsWith(`${name}/`) || !name);
     this.files = new Map(inside.map(([path, file]) => [path.slice(name.length && name.length + 1), file]));
@@ -86,7 +89,8 @@ export class Folder {
     if (missing !== "[]" || extra !== "[]")
       refuse(`${path}: expected ${wanted.size} tensors; missing ${missing}, unexpected ${extra}`);
     for (const { name: tensor, what, kind, shape } of found.values()) {
-      const { dtype, dims } = wanted.get(tensor), expected = DTYPES[dtype], isNarrow = narrow && !dtype && kind === "BF16";
+      const { dtype, dims } = wanted.get(tensor), expected = DTYPES[dtype];
+      const isNarrow = narrow && !dtype && kind === "BF16";
       if ((kind !== expected && !isNarrow) || String(shape) !== String(dims))
         refuse(`${what}: expected ${expected} ${tuple(dims)}, got ${kind} ${tuple(shape)}`);
     }
