@@ -159,7 +159,10 @@ def false_runs(run: Path, into: Path) -> Iterator[Path]:
     """Copies of a run in which something is another: of one with logs, these."""
     logs = sorted(path.relative_to(run) for path in run.glob("logs/*"))
     numbers, is_due = count(), lambda name: bool(logs) == (name == LOG)
-    copied = lambda: shutil.copytree(run, into / run.name / str(next(numbers)))  # noqa: E731
+
+    def copied() -> Path:
+        return shutil.copytree(run, into / run.name / str(next(numbers)))
+
     for name, at in ((name, at) for name, places in BITS.items() for at in places if is_due(name)):
         change((folder := copied()) / (logs[0] if logs else name), at)
         yield folder
@@ -171,32 +174,25 @@ def false_runs(run: Path, into: Path) -> Iterator[Path]:
         for path in (folder := copied()).glob(pattern):
             path.unlink()
         yield folder
-    yield (folder := copied())
+    folder = copied()
     exchange_logs(folder) if logs else (folder / HEAD).rename(folder / "heads" / "999999999999.bin")
+    yield folder
 
 
-OWN_WORDS = ("none that can be read", 
-    "cannot be read",
-    "no secp256k1 key makes",
-    "program.tbp: ",
-    "a file of rounding logs",
-    "no job.bin",
-    "rounding log of",
-    "header",
-)
-"""Where the module, a library or the page has words of its own."""
+OWN_WORDS = re.compile("none that can be read|cannot be read|no secp256k1|program.tbp: |, got [^,]*, which has no job")
+"""Where in a sentence words begin that the module, the system or the page has of its own."""
 
 
 def check_same(found: Answer, expected: Answer) -> None:
-    """Requires the verdict and the words of the audit; of a sentence that has its own words, the beginning."""
+    """Requires the verdict and the words of the audit; of a sentence with words of its own, those before them."""
     assert found["verdict"] == expected["verdict"], (found, expected)
     assert "\n" not in found["reason"]
     if found["verdict"] == "agrees":
         assert found["lines"] == expected["lines"]
-    elif any(words in expected["reason"] for words in OWN_WORDS):
-        assert found["reason"][:33] == expected["reason"][:33]
-    else:
-        assert found["reason"] == expected["reason"]
+        return
+    said, shown = (re.sub(r"log of step \d+", "log", one["reason"]) for one in (expected, found))
+    own = OWN_WORDS.search(said)
+    assert shown.startswith(said[: own.start()]) if own else shown == said
 
 
 def test_false_files_get_the_verdicts_of_the_audit(runs: dict[str, Path], tmp_path: Path, cases: CaseCounter) -> None:
@@ -243,14 +239,11 @@ def test_the_first_published_number_that_differs_is_named(tmp_path: Path) -> Non
     lie = one_element(3, commit.value, 2, lambda value: value + 1)
     Worker(run, Tampered(make_interpreter(run.program, Machine(threads=1)), lie), key=TRAINER).work()
     place = check_fraud(run.path, "--segment", 2, segments=[2])["place"]
-    assert (place["step"], place["what"], place["element"]) == (3, f"state entry {name}", 2)
-    assert (place["instruction"], place["of"]) == (commit.value, len(run.program.body))
-    assert place["operation"] == operation_of(made)
-    expected, got = (place[who] for who in ("expected", "got"))
-    assert int(got["bits"], 16) == run.state(3)[name].flatten()[2].view(torch.int32).item() % (1 << 32)
-    assert all(one["decimal"] == decimal(DType.F32, int(one["bits"], 16)) for one in (expected, got))
-    difference = [float(one["decimal"].replace("−", "-")) for one in (got, expected)]
-    assert abs(difference[0] - difference[1] - 1) < 1e-6
+    expected = {"step": 3, "what": f"state entry {name}", "element": 2, "instruction": commit.value}
+    assert place.items() >= (expected | {"of": len(run.program.body), "operation": operation_of(made)}).items()
+    true, got = (int(place[who]["bits"], 16) for who in ("expected", "got"))
+    assert [place[who]["decimal"] for who in ("expected", "got")] == [decimal(DType.F32, bits) for bits in (true, got)]
+    assert got == run.state(3)[name].flatten()[2].view(torch.int32).item() % (1 << 32) != true
 
 
 def test_a_loss_that_the_job_forbids_is_fraud(tmp_path: Path) -> None:
@@ -505,9 +498,8 @@ def test_a_program_that_differs_is_stated(tmp_path: Path) -> None:
     expected = corpus / "every" / programs.EXPECTED
     expected.write_text(re.sub(r'("run_root": ")[^"]*', lambda found: found[1] + "00" * 32, expected.read_text()))
     every, mlp = stated(corpus, tmp_path).differing
-    assert mlp.root is None
     assert mlp.problem.startswith("VerificationError: mlp: state.safetensors: expected root ")
-    assert every.root is not None
+    assert (mlp.root, every.root is None) == (None, False)
 
 
 def test_hostile_files_of_a_corpus_get_one_sentence(tmp_path: Path, cases: CaseCounter) -> None:
