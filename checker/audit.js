@@ -1,5 +1,5 @@
-/* Audits of a run's segments, as `tiebreak audit` makes them (tiebreak/engine/run/audit.py; the numbers of its plan stand
-   here too), and the first published number that differs in a false one. */
+/* Audits of a run's segments, as `tiebreak audit` makes them (tiebreak/engine/run/audit.py; the numbers of its plan
+   stand here too), and the first published number that differs in a false one. */
 import { Refused, refuse, refusing, bytesOf, hexOf, utf8, STATE, DATA } from "./module.js";
 import { DTYPES, piecesOf } from "./tensors.js";
 import { FINITE_LOSSES } from "./job.js";
@@ -59,8 +59,7 @@ class SegmentAudit {
   }
 
   say(done = 0n, step = this.held) {
-    const { steps, loss, replay: { work } } = this;
-    return this.tell({ steps, step, done, work, loss });
+    return this.tell({ steps: this.steps, step, done, work: this.run.program.work, loss: this.loss });
   }
 
   /** Fills in the nearest good state at or before a step, unless a nearer one is held. */
@@ -107,13 +106,12 @@ class SegmentAudit {
     const { run, records } = this, committed = records[checkpoint], [first, last] = run.span(checkpoint);
     const [place, unknown] = first < last ? [`steps ${first} to ${last}`, "step, "] : [`step ${last}`, ""];
     const what = ["state", "loss"].find((part) => committed[part] !== replayed[part]) ?? "record";
-    return new Fraud(
-      `the run leaves the program first in checkpoint ${checkpoint + 1} of ${records.length}, ${place}, where the `
-        + `${what} differs; a dispute with the replay of a whole audit (\`tiebreak audit ${run.name}\`) names the `
-        + `${unknown}module and instruction`,
-      [`  record     expected ${replayed.digest}, got ${committed.digest}`, `  signed by  0x${run.job.trainer}`],
-      await placeOf(this, last, committed, replayed),
-    );
+    const sentence = `the run leaves the program first in checkpoint ${checkpoint + 1} of ${records.length}, ${place}, `
+      + `where the ${what} differs; a dispute with the replay of a whole audit (\`tiebreak audit ${run.name}\`) names `
+      + `the ${unknown}module and instruction`;
+    const record = `  record     expected ${replayed.digest}, got ${committed.digest}`;
+    const details = [record, `  signed by  0x${run.job.trainer}`];
+    return Object.assign(new Fraud(sentence), { details, place: await placeOf(this, last, committed, replayed) });
   }
 
   /** Checks the last state, which becomes the weights; whether all rollouts were the model's samples, if it says so. */
@@ -172,9 +170,9 @@ export function lateWords({ late, state }, sampled) {
  * Audits the run in what was dropped: a sample, these segments, or all. Anything but a refusal is thrown.
  * @param {Map<string, object>} dropped files by path
  * @param {{segments?: number[], sample?: number, seed?: string}} asked
- * @param {(progress: object) => Promise<void>} tell called often: it may wait, to pause, and throw, to stop. At first it
- *   gets {memory, due, wanted, work, total, last}: bytes, steps to replay, segments, terms of a step, how many segments
- *   are signed, the job's last step; then {steps, step, done, work, loss}
+ * @param {(progress: object) => Promise<void>} tell called often: it may wait, to pause, and throw, to stop. At first
+ *   it gets {memory, due, wanted, work, total, last}: bytes, steps to replay, segments, terms of a step, how many
+ *   segments are signed, the job's last step; then {steps, step, done, work, loss}
  * @returns {Promise<{verdict: "agrees" | "fraud" | "could not check" | "asked", said: string, lines: string[],
  *   place?: object}>} place: see `placeOf`
  */
@@ -182,14 +180,15 @@ export async function auditDropped(recheck, dropped, asked, tell = async () => {
   const mark = recheck.exports.mark();
   try {
     const run = await Run.open(recheck, dropped, folderOfRun(dropped)), { head, records } = await run.signed();
-    const { segments, sample, seed = hexOf(crypto.getRandomValues(new Uint8Array(16))) } = asked, total = records.length;
-    const drawn = sample ? drawSegments(recheck, total, sample, seed, head.run_root) : records.map((_, k) => k);
+    const { segments, sample, seed = hexOf(crypto.getRandomValues(new Uint8Array(16))) } = asked;
+    const total = records.length, all = records.map((_, k) => k);
+    const drawn = sample ? drawSegments(recheck, total, sample, seed, head.run_root) : all;
     const wanted = [...new Set(segments ?? drawn)].sort((a, b) => a - b);
     if (!wanted.length || wanted[0] < 0 || wanted.at(-1) >= total)
       throw new Asked(`expected a checkpoint below ${total}, got ${wanted.at(-1)}`);
-    const audit = new SegmentAudit(run, records, tell, budget);
-    const due = stepsToReplay(run, records, wanted), { work } = audit.replay, { memory } = run.program;
+    const { memory, work } = run.program, due = stepsToReplay(run, records, wanted);
     await tell({ memory, due, wanted, work, total, last: Number(run.job.steps) });
+    const audit = new SegmentAudit(run, records, tell, budget);
     const data = await run.tensors("data.safetensors", run.program.data);
     await audit.replay.fill(DATA, data, run.job.data_root, `${run.name}/data.safetensors`);  // (3)
     for (const checkpoint of wanted) await audit.segment(checkpoint);
@@ -225,7 +224,7 @@ const claim = (dtype, bits) =>
 /**
  * The first published number that differs, after a segment whose record is false: of the entries of the state that the
  * trainer kept of its end, the one that the earliest instruction makes. The values of a step are in no folder of a run:
- * an earlier instruction may have been the first that was false, and a dispute finds it. null: nothing published differs.
+ * an earlier instruction may have been the first that was false, and a dispute finds it. null: nothing of it differs.
  * It is {step, what, expected, got}, each of the two {bits, decimal}, and of an entry of the state {instruction, of,
  * operation, origin, element, kind, at, differing, entries} as well; or {note}, if nothing can be compared.
  */

@@ -1,4 +1,4 @@
-/* The corpus (docs/corpus.md): programs of known roots, computed here, and the statement that `tiebreak corpus` writes. */
+/* The corpus (docs/corpus.md): programs of known roots, computed here, and the statement of `tiebreak corpus`. */
 import { refuse, refusing, bytesOf, hexOf, utf8, STATE, DATA } from "./module.js";
 import { JsonFields, base64, dumps } from "./formats.js";
 import { Folder } from "./tensors.js";
@@ -19,7 +19,7 @@ function readExpected(name, bytes) {
   return found;
 }
 
-/** The names of the programs in a dropped folder, whose files are `NAME/expected.json` and so on, with their folders. */
+/** The names of the programs in a dropped folder, whose files are `NAME/expected.json` and so on, by name. */
 export function namesOf(files) {
   const found = [...files.keys()].map((path) => EXPECTED.exec(path)).filter((match) => match);
   return new Map(found.map(([, folder, name]) => [name, folder]).sort());
@@ -46,7 +46,8 @@ export async function compute(recheck, name, folder, files, tell = async () => {
   const given = new Folder(files, folder), document = await given.whole("expected.json", MAX_FILE);
   const expected = readExpected(`${folder}/expected.json`, document), mark = recheck.exports.mark();
   const run = { program: name, device: "cpu", backend: "recheck-wasm", expected: expected.run_root };
-  const began = performance.now(), unpacked = async (file) => unzipped(await given.whole(file, MAX_FILE), `${folder}/${file}`);
+  const began = performance.now();
+  const unpacked = async (file) => unzipped(await given.whole(file, MAX_FILE), `${folder}/${file}`);
   try {
     const program = new Program(recheck, await unpacked("program.gz")), { root } = program;
     if (root !== expected.program_root) refuse(`${folder}: expected program ${expected.program_root}, got ${root}`);
@@ -89,13 +90,13 @@ async function computed(replay, { steps, checkpoint_interval: interval, records 
       return log;
     };
     const log = logs.length ? put : null;
-    const made = await replay.step(step, log, (done) => tell({ step, steps, done, work: replay.work }), budget);
+    const made = await replay.step(step, log, (done) => tell({ step, steps, done, work: program.work }), budget);
     const { state, loss } = made, [, expected, bits] = known.get(step) ?? [step, state, BigInt(loss)];
     if (expected !== state || bits !== BigInt(loss))
       problem ??= `step ${step}: expected state ${expected} and loss bits ${bits}, got ${state} and ${loss}`;
     if (step % interval === 0n || step === steps)
       digests.push(replay.record(step, made, log ? recheck.tree(roots.splice(0)) : undefined));
-    await tell({ step, steps, done: replay.work, work: replay.work });
+    await tell({ step, steps, done: program.work, work: program.work });
   }
   return { root: recheck.tree(digests), ...(problem && { problem: problem.replace(/[^ -~]/g, "?").slice(0, 1000) }) };
 }

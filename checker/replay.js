@@ -7,8 +7,8 @@ const LATE = 4, MOST_MEMORY = 2 ** 32 - 2 ** 16, LEAST_LIMIT = 2 ** 28, MANY_ENT
 const REST = 50;
 const SIZES = [4, 8, 1], SOURCE = 1, SUMS = [3, 5];
 const FAMILIES = ["", "source", "map", "reduce", "gather", "scatter sum", "window", "iota", "random", "shuffle"];
-const MAPS = "copy add sub mul div sqrt neg abs max min exp log tanh erf sin cos bf16 . . . lt le eq ne and or not where "
-  + "cast . floordiv mod";
+const MAPS = "copy add sub mul div sqrt neg abs max min exp log tanh erf sin cos bf16 . . . lt le eq ne and or not "
+  + "where cast . floordiv mod";
 const FUNCTIONS = { 1: "const step state data late", 2: MAPS, 3: "sum max argmax sum_bf16", 6: "fill else" };
 
 /** A program whose bytes are in the module, which may take the memory of a replay from then on. */
@@ -16,7 +16,9 @@ export class Program {
   /** @param {import("./module.js").Recheck} recheck @param {Uint8Array} bytes */
   constructor(recheck, bytes) {
     const { exports } = recheck, at = exports.program(recheck.put(bytes), bytes.length), body = exports.count(at, 0);
-    Object.assign(this, { recheck, exports, at, body, root: recheck.digest("program_root", at) });
+    const root = recheck.digest("program_root", at), work = BigInt.asUintN(64, exports.work(at));
+    /** work: the terms of a step. */
+    Object.assign(this, { recheck, exports, at, body, root, work });
     const slot = (kind, k) => this.describe(exports.slot(at, kind, k));
     [this.state, this.data, this.late] = [STATE, DATA, LATE].map((kind) =>
       Array.from({ length: exports.count(at, kind) }, (_, k) => slot(kind, k)));
@@ -75,9 +77,8 @@ export async function tensorId(recheck, { dtype, dims }, pieces) {
 export class Replay {
   /** @param {Program} program */
   constructor(program, precision, tolerances) {
-    Object.assign(this, { program, recheck: program.recheck, exports: program.exports, until: 0 });
-    this.at = this.exports.replay(program.at, precision, tolerances);
-    this.work = BigInt.asUintN(64, this.exports.work(program.at));
+    const { recheck, exports } = program, at = exports.replay(program.at, precision, tolerances);
+    Object.assign(this, { program, recheck, exports, at, until: 0 });
   }
 
   place(kind, slot) { return this.exports.tensor(this.at, kind, slot) >>> 0; }

@@ -9,12 +9,7 @@ import { Program, tensorId } from "./replay.js";
 /** A request for what is not there. */
 export class Asked extends Refused {}
 /** A replay contradicts what the trainer signed. details: lines to show below the sentence. place: see `placeOf`. */
-export class Fraud extends Refused {
-  constructor(sentence, details = [], place = null) {
-    super(sentence);
-    Object.assign(this, { details, place });
-  }
-}
+export class Fraud extends Refused {}
 
 const MAX_FILE = 1 << 16, MAX_MESSAGE = 2048, MAX_RECORDS = 1 << 25, MAX_PROGRAM = 1 << 30, RECORD = 76, SIGNATURE = 65;
 const MAX_ORIGIN = 160;
@@ -116,8 +111,8 @@ export class Run extends Folder {
     const tree = bytesOf(this.recheck.tree(records.map(({ digest }) => digest))), depth = depthOf(this.checkpoints);
     const root = this.recheck.digest("pad", tree, depthOf(BigInt(records.length)), depth);
     if (BigInt(records.length) < head.count || root !== head.run_root)
-      refuse(`expected ${head.count} records with the signed root ${head.run_root}, got ${records.length} with ${root}; `
-        + "a whole audit needs none of them");
+      refuse(`expected ${head.count} records with the signed root ${head.run_root}, got ${records.length} with ${root};`
+        + " a whole audit needs none of them");
     for (const { step, loss } of records)
       if (this.job.tolerances & FINITE_LOSSES && (loss & 0x7f800000) === 0x7f800000)
         throw new Fraud(`step ${step}: expected a finite loss, as the job demands, got ${inPython(floatOf(loss))} `
