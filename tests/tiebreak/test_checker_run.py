@@ -158,10 +158,13 @@ def exchange_logs(folder: Path) -> None:
 def false_runs(run: Path, into: Path) -> Iterator[Path]:
     """Copies of a run in which something is another: of one with logs, these."""
     logs = sorted(path.relative_to(run) for path in run.glob("logs/*"))
-    numbers, is_due = count(), lambda name: bool(logs) == (name == LOG)
+    numbers = count()
 
     def copied() -> Path:
         return shutil.copytree(run, into / run.name / str(next(numbers)))
+
+    def is_due(name: str) -> bool:
+        return bool(logs) == (name == LOG)
 
     for name, at in ((name, at) for name, places in BITS.items() for at in places if is_due(name)):
         change((folder := copied()) / (logs[0] if logs else name), at)
@@ -348,8 +351,8 @@ def test_a_replay_needs_no_more_memory_than_is_said(runs: dict[str, Path], tmp_p
     body = (source(SourceKind.STATE, "w", DType.F32), counted((1 << 30,), offset=0, strides=(1,)), const(0))
     large = Inputs(Program(body, (committed("w", DType.F32, (), 0),)), {"w": torch.zeros(())}, {})
     make_run(tmp_path / "large", large)
-    (found,) = ask({"folder": str(tmp_path / "large")})
-    assert re.search(r"expected a replay in at most 4294901760 bytes of memory, got one in 8\d{9}$", found["reason"])
+    (refused,) = ask({"folder": str(tmp_path / "large")})
+    assert re.search(r"expected a replay in at most 4294901760 bytes of memory, got one in 8\d{9}$", refused["reason"])
 
 
 def mutated(draw: random.Random, content: bytes, start: int = 0) -> bytes:
@@ -436,7 +439,7 @@ def test_frames_are_those_of_zstandard(cases: CaseCounter) -> None:
     ):
         assert found.startswith(("Error: ", "RangeError: ")), found
     window = b"\x28\xb5\x2f\xfd\0\xf8" + (500 << 3 | 1).to_bytes(3, "little") + bytes(range(250)) * 2
-    assert b64decode(*read("frame", [(window, 500)])) == window[9:], "no memory is taken for a window of 2^41"
+    assert b64decode(read("frame", [(window, 500)])[0]) == window[9:], "no memory is taken for a window of 2^41"
     changed = [(mutated(draw, packed, 4), len(plain)) for packed, plain in made[:64] for _ in range(6)]
     assert sum("Error: " in one for one in read("frame", changed)) > 100
 
