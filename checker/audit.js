@@ -1,19 +1,19 @@
-/* Audits of a run's segments, as `tiebreak audit` makes them (tiebreak/engine/run/audit.py), and what differs in a false one. */
-import { Refused, refuse, bytesOf, hexOf, utf8, STATE, DATA } from "./module.js";
-import { quoted } from "./formats.js";
+/* Audits of a run's segments, as `tiebreak audit` makes them (tiebreak/engine/run/audit.py; the numbers of its plan
+   stand here too), and the first published number that differs in a false one. */
+import { Refused, refuse, refusing, bytesOf, hexOf, utf8, STATE, DATA } from "./module.js";
 import { DTYPES, piecesOf } from "./tensors.js";
 import { FINITE_LOSSES } from "./job.js";
 import { Replay, operationOf, tensorId } from "./replay.js";
-import { LogFile } from "./logs.js";
-import { Asked, CannotCheck, Fraud, Run, floatOf, runIn } from "./run.js";
+import { SegmentLogs } from "./logs.js";
+import { Asked, Fraud, Run, floatOf, folderOfRun } from "./run.js";
 
 // ---------------------------------------------------------------- draws
 
 /** Draws different segments of 0 ... total - 1 by a seed and the signed root, as `tiebreak audit --sample` does. */
-export function drawSegments(recheck, total, sample, seed, root) {
+function drawSegments(recheck, total, sample, seed, root) {
   if (!(sample >= 1 && sample <= total)) throw new Asked(`expected a sample of 1 to ${total} segments, got ${sample}`);
-  const parts = [utf8("tiebreak: segments of an audit"), bytesOf(recheck.sha256(utf8(seed))), bytesOf(root)];
-  const key = recheck.sha256(Uint8Array.from(parts.flatMap((part) => [...part])));
+  const tag = hexOf(utf8("tiebreak: segments of an audit"));
+  const key = recheck.sha256(bytesOf(tag + recheck.sha256(utf8(seed)) + root));
   const chosen = new Set(), fair = (1n << 64n) / BigInt(total) * BigInt(total);
   for (let number = 0; chosen.size < sample; number++) {
     const word = BigInt(`0x${recheck.sha256(bytesOf(key + number.toString(16).padStart(16, "0"))).slice(0, 16)}`);
@@ -22,206 +22,126 @@ export function drawSegments(recheck, total, sample, seed, root) {
   return [...chosen].sort((a, b) => a - b);
 }
 
-/** The chance that a sample holds a false segment, for one of them and for 1% and 10%: [false segments, chance]. */
-export function chances(total, sample) {
-  return [...new Set([1, ...[0.01, 0.1].map((share) => Math.max(1, Math.ceil(share * total)))])].map((tampered) => {
-    const [few, many] = [sample, tampered].sort((a, b) => a - b);
-    let missed = few + many > total ? 0 : 1;
-    for (let k = 0; missed && k < few; k++) missed *= (total - many - k) / (total - k);
-    return [tampered, 1 - missed];
+const rounded = (number, digits) => String(Number(number.toPrecision(digits)));
+
+/** The lines on a draw: the chance that it holds a false segment, of one, and of 1% and 10% of all. */
+function sampleLines(total, sample, seed) {
+  const counts = new Set([1, ...[0.01, 0.1].map((share) => Math.max(1, Math.ceil(share * total)))]);
+  const shown = [...counts].map((tampered) => {
+    let missed = 1;
+    for (let k = 0; k < tampered && missed > 0; k++) missed *= Math.max(0, total - sample - k) / (total - k);
+    return `${tampered > 1 ? `${tampered} false segments` : "one false segment"}: ${rounded(100 * (1 - missed), 3)}%`;
   });
+  return [`sample     ${sample} of ${total} segments, drawn from the seed ${seed} and the signed root`,
+    `detection  ${shown.join("; ")}`];
 }
 
-/** A number to so many digits, as `%g` writes it. */
-export function digits(number, count) {
-  if (!number || !Number.isFinite(number)) return number ? String(number).replace("Infinity", "∞") : Object.is(number, -0) ? "-0" : "0";
-  const [mantissa, power] = number.toExponential(count - 1).split("e"), exponent = Number(power);
-  const short = (text) => text.includes(".") ? text.replace(/\.?0+$/, "") : text;
-  if (exponent >= -4 && exponent < count) return short(number.toFixed(Math.max(0, count - 1 - exponent)));
-  return `${short(mantissa)}e${exponent < 0 ? "-" : "+"}${String(Math.abs(exponent)).padStart(2, "0")}`;
-}
-
-/** The lines on a draw. */
-export function sampleLines(total, sample, seed) {
-  const what = (count) => count > 1 ? `${count} false segments` : "one false segment";
-  const shown = chances(total, sample).map(([count, chance]) => `${what(count)}: ${digits(100 * chance, 3)}%`);
-  return [`sample     ${sample} of ${total} segments, drawn from the seed ${seed} and the signed root`, `detection  ${shown.join("; ")}`];
+/** The number of steps that auditing segments takes, if every state in the folder is good. */
+function stepsToReplay(run, records, wanted) {
+  const kept = run.kept(records), later = (a, b) => (a > b ? a : b);
+  let total = 0n, held = 0n;
+  for (const [first, last] of wanted.map((one) => run.span(one))) {
+    total += last - later(held, kept.findLast((step) => step < first) ?? 0n);
+    held = last;
+  }
+  return Number(total);
 }
 
 // ---------------------------------------------------------------- audits of segments
 
-/** The number of steps that auditing segments takes, if every state in the folder is good. */
-export function stepsToReplay(run, records, wanted) {
-  const kept = run.kept(records);
-  let total = 0n, at = -1n;
-  for (const checkpoint of wanted) {
-    const start = kept.filter((step) => step < run.firstStep(checkpoint)).at(-1) ?? 0n;
-    total += run.lastStep(checkpoint) - (start > at ? start : at);
-    at = run.lastStep(checkpoint);
-  }
-  return total;
-}
-
 /** Replays segments of a run, each from the nearest good state before it, and compares each record. */
 class SegmentAudit {
   constructor(run, records, tell, budget) {
-    Object.assign(this, { run, records, tell, budget, held: -1n, checked: [], starts: [], refused: [] });
-    Object.assign(this, { steps: 0, entries: 0, loggedSteps: 0 });
+    const { precision, tolerances } = run.job;
+    const replay = new Replay(run.program, Number(precision), Number(tolerances & ~FINITE_LOSSES));
+    const counted = { steps: 0, entries: 0, checked: [], starts: [], refused: [] };
+    Object.assign(this, { run, records, tell, budget, replay, ...counted, held: -1n, kept: run.kept(records) });
   }
 
-  async open() {
-    const { run } = this, { job, program } = run;
-    this.replay = new Replay(program, Number(job.precision), Number(job.tolerances & ~FINITE_LOSSES));
-    const data = await run.data(), found = await this.replay.fill(DATA, data);  // (3)
-    if (found !== job.data_root) refuse(`${run.name}/data.safetensors: expected root ${job.data_root}, got ${found}`);
-    this.kept = run.kept(this.records);
+  say(done = 0n, step = this.held) {
+    return this.tell({ steps: this.steps, step, done, work: this.run.program.work, loss: this.loss });
   }
 
   /** Fills in the nearest good state at or before a step, unless a nearer one is held. */
   async start(step) {
-    for (const kept of this.kept.filter((one) => one <= step).reverse()) {
+    for (const kept of this.kept.filter((one) => one <= step && !this.refused.includes(one)).reverse()) {
       if (kept <= this.held && this.held <= step) return;
-      if (!await this.isGood(kept)) continue;
-      this.starts.push(kept);
-      this.held = kept;
-      return;
+      if (await refusing(() => this.fillState(kept), () => false)) return;
+      this.refused.push(kept);
     }
     if (this.held < 0n || this.held > step)
-      throw new CannotCheck(`expected a state at or before step ${step} that is what was committed, got none`);
+      refuse(`expected a state at or before step ${step} that is what was committed, got none`);
   }
 
-  async isGood(step) {  // (2): it is hashed before it takes the place of one that is held
-    const { run, records } = this, root = run.rootAfter(step, records);
-    try {
-      const { tensors } = await run.identified(step, root, () => this.tell(this.progress()));
-      if (await this.replay.fill(STATE, tensors) === root) return true;
-      this.held = -1n;
-    } catch (error) {
-      if (!(error instanceof Refused)) throw error;
-    }
-    this.refused.push(step);
-    this.kept = this.kept.filter((kept) => kept !== step);
-    return false;
-  }
-
-  progress(step = this.held, done = 0n) { return { steps: this.steps, step, done, work: this.replay.work, loss: this.loss }; }
-
-  /** Opens the logs of a segment, which must have the committed root (4). */
-  async openLogs(checkpoint) {
-    const { run, records } = this, { recheck, program, name } = run, first = run.firstStep(checkpoint), last = run.lastStep(checkpoint);
-    const path = `logs/${String(last).padStart(12, "0")}.log`, roots = this.logRoots = [];
-    this.logs = null;
-    for (let step = first; step <= last; step++) {
-      roots.push(await this.readLog(step, async () => {
-        this.logs ??= await new LogFile(run.file(path), `${name}/${path}`, program, run.id, first, last).open();
-        const log = await this.logs.read(step);
-        return recheck.scratch(() => {
-          const { at, size } = this.logs.put(log, step);
-          return recheck.digest("step_log", program.at, at, size);
-        });
-      }));
-      await this.tell(this.progress());
-    }
-    this.logRoot = recheck.tree(roots);
-    if (this.logRoot !== records[checkpoint].log)
-      throw new CannotCheck(`${name}: logs of steps ${first} to ${last}: expected log root ${records[checkpoint].log}, as committed, `
-        + `got ${this.logRoot}; without the committed logs nobody can say whether these steps are right`);
-  }
-
-  async readLog(step, work) {
-    try {
-      return await work();
-    } catch (error) {
-      if (!(error instanceof Refused)) throw error;
-      const said = "expected what was committed, got none that can be read";
-      throw new CannotCheck(`${this.run.name}: log of step ${step}: ${said}: ${error.message}`);
-    }
-  }
-
-  async step(number) {
-    const { run } = this, checkpoint = run.checkpointOf(number);
-    if (run.isLogged && (!this.logs || this.logs.first !== run.firstStep(checkpoint))) await this.openLogs(checkpoint);
-    let put = null;
-    if (run.isLogged) {
-      const log = await this.readLog(number, () => this.logs.read(number));
-      put = () => {
-        const { at, size, count } = this.logs.put(log, number), expected = this.logRoots[Number(number - this.logs.first)];
-        const found = run.recheck.digest("step_log", run.program.at, at, size);
-        if (found !== expected)
-          throw new CannotCheck(`${run.name}: log of step ${number}: expected ${expected}, as it was before, got ${found}`);
-        this.entries += count;
-        this.loggedSteps++;
-        return [at, size];
-      };
-    }
-    const made = await this.replay.step(number, put, (done) => this.tell(this.progress(number, done)), this.budget);
-    Object.assign(this, { held: number, steps: this.steps + 1, loss: floatOf(made.loss) });
-    await this.tell(this.progress());
-    return made;
+  async fillState(step) {  // (2): it is hashed before it takes the place of one that is held
+    const { run, records } = this, { tensors } = await run.identified(step, records, () => this.say());
+    this.held = -1n;
+    await this.replay.fill(STATE, tensors, run.rootAfter(step, records));
+    this.held = step;
+    return this.starts.push(step);
   }
 
   /** Replays to the end of a segment; throws `Fraud` at the first record that is false. */
   async segment(checkpoint) {
-    const { run, records } = this, zeros = "00".repeat(32);
+    const { run, records, replay } = this;
     await this.start(run.firstStep(checkpoint) - 1n);
     while (this.held < run.lastStep(checkpoint)) {
-      const made = await this.step(this.held + 1n), at = run.checkpointOf(this.held);
-      if (this.held < run.lastStep(at)) continue;
-      const log = run.isLogged ? this.logRoot : zeros, committed = records[at];
-      const digest = run.recheck.record(this.held, made.state, BigInt(made.loss), log), replayed = { ...made, log, digest };
+      const step = this.held + 1n, at = run.checkpointOf(step);
+      if (run.isLogged && this.logs?.first !== run.firstStep(at)) {  // (4)
+        this.logs = await new SegmentLogs(run, at).open(records[at].log, () => this.say());
+        this.entries += this.logs.entries;
+      }
+      const log = await this.logs?.log(step);
+      const made = await replay.step(step, log, (done) => this.say(done, step), this.budget);
+      Object.assign(this, { held: step, steps: this.steps + 1, loss: floatOf(made.loss) });
+      await this.say();
+      if (step < run.lastStep(at)) continue;
       this.checked.push(at);
-      if (digest !== committed.digest) await this.fraud(at, committed, replayed);  // (5)
+      const digest = replay.record(step, made, this.logs?.root);
+      if (digest !== records[at].digest) throw await this.fraud(at, { ...made, digest });  // (5)
     }
   }
 
-  async fraud(checkpoint, committed, replayed) {
-    const { run, records } = this, [first, last] = [run.firstStep(checkpoint), run.lastStep(checkpoint)];
-    const isLong = first < last, place = isLong ? `steps ${first} to ${last}` : `step ${last}`;
-    const unknown = `${isLong ? "step, " : ""}module and instruction`;
-    const what = committed.state !== replayed.state ? "state" : committed.loss !== replayed.loss ? "loss" : "record";
-    const finder = `a dispute with the replay of a whole audit (\`tiebreak audit ${run.name}\`)`;
-    throw new Fraud(
-      `the run leaves the program first in checkpoint ${checkpoint + 1} of ${records.length}, ${place}, where the ${what} differs; `
-        + `${finder} names the ${unknown}`,
-      [`  record     expected ${replayed.digest}, got ${committed.digest}`, `  signed by  0x${run.job.trainer}`],
-      await placeOf(this, checkpoint, committed, replayed),
-    );
+  async fraud(checkpoint, replayed) {
+    const { run, records } = this, committed = records[checkpoint], [first, last] = run.span(checkpoint);
+    const [place, unknown] = first < last ? [`steps ${first} to ${last}`, "step, "] : [`step ${last}`, ""];
+    const what = ["state", "loss"].find((part) => committed[part] !== replayed[part]) ?? "record";
+    const sentence = `the run leaves the program first in checkpoint ${checkpoint + 1} of ${records.length}, ${place}, `
+      + `where the ${what} differs; a dispute with the replay of a whole audit (\`tiebreak audit ${run.name}\`) names `
+      + `the ${unknown}module and instruction`;
+    const record = `  record     expected ${replayed.digest}, got ${committed.digest}`;
+    const details = [record, `  signed by  0x${run.job.trainer}`];
+    return Object.assign(new Fraud(sentence), { details, place: await placeOf(this, last, committed, replayed) });
   }
-}
 
-/**
- * Audits segments of a run.
- * @param {Run} run @param {number[]} wanted segments from 0
- * @param {(progress: {steps: number, step: bigint, done: bigint, work: bigint, loss: number}) => Promise<void>} tell called
- *   often: it may wait, to pause, and throw, to stop @returns the lines of `tiebreak audit`, and what it counted
- */
-export async function auditSegments(run, { head, records }, wanted, tell = async () => {}, budget = undefined) {
-  if (!wanted.length || wanted.some((one) => one < 0 || one >= records.length))
-    throw new Asked(`expected a checkpoint below ${records.length}, got ${wanted.at(-1)}`);
-  const audit = new SegmentAudit(run, records, tell, budget), mark = run.recheck.exports.mark(), began = performance.now();
-  try {
-    await audit.open();
-    for (const checkpoint of [...new Set(wanted)].sort((a, b) => a - b)) await audit.segment(checkpoint);
-    const { checked, starts, refused, steps, entries } = audit, last = run.lastStep(Number(head.count) - 1);
-    const reached = checked.at(-1) === records.length - 1 && run.kept(records).includes(last);
-    const sampled = reached ? await sampledIn(run, records, last) : null;
-    const seconds = (performance.now() - began) / 1000, lines = linesOf(run, audit, records.length, sampled);
-    return { checked, starts, refused, steps, entries, seconds, lines };
-  } finally {
-    run.recheck.exports.release(mark);
+  /** Checks the last state, which becomes the weights; whether all rollouts were the model's samples, if it says so. */
+  async sampled() {
+    const { run, records, checked } = this, step = run.lastStep(records.length - 1);
+    if (checked.at(-1) !== records.length - 1 || !this.kept.includes(step)) return null;
+    const { ids } = await refusing(() => run.identified(step, records), (said) => refuse(
+      `expected the state after step ${step} that the trainer committed to, which is right, got another file; fetch it `
+        + `again or take the replay's: ${said}`));
+    const slot = run.program.state.findIndex(({ name }) => name === SAMPLED), one = [Uint8Array.of(0, 0, 128, 63)];
+    return slot < 0 ? null : ids[slot] === await tensorId(run.recheck, { dtype: 0, dims: [] }, one);
   }
-}
 
-/** Checks the last state, which becomes the weights; whether all rollouts were the model's samples, if it says so. */
-async function sampledIn(run, records, last) {
-  try {
-    const { ids } = await run.identified(last, run.rootAfter(last, records));
-    const slot = run.program.state.findIndex(({ name }) => name === SAMPLED);
-    return slot < 0 ? null : ids[slot] === await tensorId(run.recheck, { dtype: 0, dims: [] }, [Uint8Array.of(0, 0, 128, 63)]);
-  } catch (error) {
-    if (!(error instanceof Refused)) throw error;
-    throw new CannotCheck(`expected the state after step ${last} that the trainer committed to, which is right, got another file; `
-      + `fetch it again or take the replay's: ${error.message}`);
+  /** The words of `tiebreak audit` on what was checked and what was not. */
+  lines(sampled) {
+    const { run, records, checked, starts, refused, steps, entries } = this, spans = [];
+    for (const [first, last] of checked.map((one) => run.span(one))) {
+      if (spans.at(-1)?.[1] === first - 1n) spans.at(-1)[1] = last;
+      else spans.push([first, last]);
+    }
+    const total = records.length, left = total - checked.length;
+    const shown = starts.slice(0, 8).concat(starts.length > 8 ? "..." : []);
+    return [
+      ...refused.map((step) => `warning: the state after step ${step} is not what was committed; not used`),
+      ...(run.isLogged ? [`logs       ${entries} entries in ${steps} steps`] : []),
+      ...Object.entries(lateWords(run.program, sampled)).map(([name, words]) => `${name.padEnd(10)} ${words}`),
+      `replayed   ${steps} steps, from the states after steps ${shown.join(", ")}`,
+      `unchecked  ${left ? `${left} of ${total} signed segments` : "nothing that is signed"}`,
+      `agrees: steps ${spans.map(([first, last]) => `${first} to ${last}`).join(", ")}`,
+    ];
   }
 }
 
@@ -229,9 +149,10 @@ const REWARD = /^model\.rollouts\.mean_reward_[0-9]+_(.*)$/;
 const SAMPLED = "model.rollouts_sampled", OF_SAMPLES = ["completion_ids", "completion_mask", "num_items_in_batch"];
 const listed = (names) => names.map((name) => name.replace(/[^A-Za-z0-9_.()-]/gu, "?")).join(", ");
 
-/** Who answers for each part of late data. sampled: whether the last state says that rollouts were samples; null: unknown. */
+/** Who answers for each part of late data. sampled: whether the last state says that rollouts were samples, or null. */
 export function lateWords({ late, state }, sampled) {
-  const names = late.map(({ name }) => name), entries = state.map(({ name }) => name), isChecked = entries.includes(SAMPLED), found = {};
+  const [names, entries] = [late, state].map((slots) => slots.map(({ name }) => name));
+  const isChecked = entries.includes(SAMPLED), found = {};
   if (names.includes(OF_SAMPLES[0])) {
     const result = sampled === null ? "" : sampled ? ", all of them" : ", which found others";
     found.rollouts = isChecked ? `sampled, checked by the program${result}` : "declared";
@@ -245,143 +166,96 @@ export function lateWords({ late, state }, sampled) {
   return found;
 }
 
-/** The folder that paths have in common. */
-function sharedFolder(paths) {
-  const shared = paths.reduce((all, path) => all.slice(0, all.split("").findIndex((c, k) => c !== path[k]) >>> 0), paths[0] ?? "");
-  return shared.replace(/\/?[^/]*$/, "");
-}
-
-/** A seed that nobody knows. */
-const newSeed = () => hexOf(crypto.getRandomValues(new Uint8Array(16)));
-
 /**
  * Audits the run in what was dropped: a sample, these segments, or all. Anything but a refusal is thrown.
- * @param {Map<string, object>} dropped files by path @param {{segments?: number[], sample?: number, seed?: string}} asked
- * @param {(progress: object) => Promise<void>} tell see `auditSegments`; {memory, due, work} come first: bytes, steps to replay,
- *   and terms of each
- * @returns {Promise<{verdict: "agrees" | "fraud" | "could not check" | "asked", said: string, lines: string[]}>}
+ * @param {Map<string, object>} dropped files by path
+ * @param {{segments?: number[], sample?: number, seed?: string}} asked
+ * @param {(progress: object) => Promise<void>} tell called often: it may wait, to pause, and throw, to stop. At first
+ *   it gets {memory, due, wanted, work, total, last}: bytes, steps to replay, segments, terms of a step, how many
+ *   segments are signed, the job's last step; then {steps, step, done, work, loss}
+ * @returns {Promise<{verdict: "agrees" | "fraud" | "could not check" | "asked", said: string, lines: string[],
+ *   place?: object}>} place: see `placeOf`
  */
-export async function auditDropped(recheck, dropped, { segments, sample, seed = newSeed() }, tell = async () => {}, budget = undefined) {
+export async function auditDropped(recheck, dropped, asked, tell = async () => {}, budget = undefined) {
   const mark = recheck.exports.mark();
   try {
-    const { name, files } = runIn(dropped) ?? { name: sharedFolder([...dropped.keys()]), files: dropped };
-    const run = await Run.open(recheck, name, files), signed = await run.signed(), total = signed.records.length;
-    const drawn = sample ? drawSegments(recheck, total, sample, seed, signed.head.run_root) : signed.records.map((_, k) => k);
-    const wanted = segments ?? drawn, known = new Set(wanted.filter((one) => one < total));
-    const work = BigInt.asUintN(64, recheck.exports.work(run.program.at)), last = Number(run.job.steps);
-    await tell({ memory: run.program.memory, due: Number(stepsToReplay(run, signed.records, known)), wanted, work, total, last });
-    const done = await auditSegments(run, signed, wanted, tell, budget);
-    const lines = [...(sample ? sampleLines(total, sample, seed) : []), ...done.lines];
-    return { ...done, verdict: "agrees", said: lines.at(-1), lines: lines.slice(0, -1), wanted };
+    const run = await Run.open(recheck, dropped, folderOfRun(dropped)), { head, records } = await run.signed();
+    const { segments, sample, seed = hexOf(crypto.getRandomValues(new Uint8Array(16))) } = asked;
+    const total = records.length, all = records.map((_, k) => k);
+    const drawn = sample ? drawSegments(recheck, total, sample, seed, head.run_root) : all;
+    const wanted = [...new Set(segments ?? drawn)].sort((a, b) => a - b);
+    if (!wanted.length || wanted[0] < 0 || wanted.at(-1) >= total)
+      throw new Asked(`expected a checkpoint below ${total}, got ${wanted.at(-1)}`);
+    const { memory, work } = run.program, due = stepsToReplay(run, records, wanted);
+    await tell({ memory, due, wanted, work, total, last: Number(run.job.steps) });
+    const audit = new SegmentAudit(run, records, tell, budget);
+    const data = await run.tensors("data.safetensors", run.program.data);
+    await audit.replay.fill(DATA, data, run.job.data_root, `${run.name}/data.safetensors`);  // (3)
+    for (const checkpoint of wanted) await audit.segment(checkpoint);
+    const lines = [...(sample ? sampleLines(total, sample, seed) : []), ...audit.lines(await audit.sampled())];
+    const { steps, entries } = audit, said = lines.pop();
+    return { verdict: "agrees", said, lines, wanted, steps, entries };
   } catch (error) {
     if (!(error instanceof Refused)) throw error;
     const verdict = error instanceof Fraud ? "fraud" : error instanceof Asked ? "asked" : "could not check";
-    return { verdict, said: error.message, lines: [...(error.details ?? []), ...placeLines(error.place)], place: error.place };
+    const { message: said, details = [], place = null } = error;
+    return { verdict, said, lines: [...details, ...(place?.note ? [place.note] : [])], place };
   } finally {
     recheck.exports.release(mark);
   }
 }
 
-/** The words of `tiebreak audit` on what was checked and what was not. */
-function linesOf(run, { checked, starts, refused, steps, entries, loggedSteps }, total, sampled) {
-  const spans = [];
-  for (const one of checked) {
-    const first = run.firstStep(one), last = run.lastStep(one);
-    if (spans.length && spans.at(-1)[1] + 1n === first) spans.at(-1)[1] = last;
-    else spans.push([first, last]);
-  }
-  const left = total - checked.length, shown = [...starts.slice(0, 8), ...(starts.length > 8 ? ["..."] : [])];
-  return [
-    ...refused.map((step) => `warning: the state after step ${step} is not what was committed; not used`),
-    ...(run.isLogged ? [`logs       ${entries} entries in ${loggedSteps} steps`] : []),
-    ...Object.entries(lateWords(run.program, sampled)).map(([name, words]) => `${name.padEnd(10)} ${words}`),
-    `replayed   ${steps} steps, from the states after steps ${shown.join(", ")}`,
-    left ? `unchecked  ${left} of ${total} signed segments` : "unchecked  nothing that is signed",
-    `agrees: steps ${spans.map(([first, last]) => `${first} to ${last}`).join(", ")}`,
-  ];
-}
-
 // ---------------------------------------------------------------- what differs
 
-const MAX_TEXT = 160;
-const minus = (text) => text.replaceAll("-", "−").replace("e−0", "e−").replace("e+0", "e+");
+const KINDS = [[Uint32Array, 8], [BigUint64Array, 16], [Uint8Array, 2]];
+const isNaNs = (...all) => all.every((bits) => (bits & 0x7fffffff) > 0x7f800000);
 
 /** The number that an element's bits stand for. Nine digits tell any two FP32 numbers apart. */
-export function decimal(dtype, bits) {
-  if (dtype === 2) return bits ? "true" : "false";
-  if (dtype === 1) return BigInt.asIntN(64, bits).toString().replace(/\B(?=(\d{3})+$)/g, ",");
-  const number = floatOf(Number(bits));
+function decimal(dtype, bits) {
+  if (dtype) return dtype === 1 ? BigInt.asIntN(64, bits).toLocaleString("en-US") : String(Boolean(bits));
+  const number = floatOf(bits);
   if (Number.isNaN(number)) return "not a number";
-  return Number.isFinite(number) ? Object.is(number, -0) ? "-0" : minus(digits(number, 9)) : number > 0 ? "∞" : "-∞";
+  return (Object.is(number, -0) ? "-0" : rounded(number, 9)).replace("Infinity", "∞").replaceAll("-", "−");
 }
 
-const elementOf = (bytes, size, k) => bytes.subarray(size * k, size * k + size).reduceRight((all, byte) => all << 8n | BigInt(byte), 0n);
+const claim = (dtype, bits) =>
+  ({ bits: `0x${bits.toString(16).padStart(KINDS[dtype][1], "0")}`, decimal: decimal(dtype, bits) });
 
 /**
  * The first published number that differs, after a segment whose record is false: of the entries of the state that the
- * trainer kept of its end, the one that the earliest instruction makes. The values of a step are in no folder of a run: an
- * earlier instruction may have been the first that was false, and a dispute finds it. null: nothing published differs.
+ * trainer kept of its end, the one that the earliest instruction makes. The values of a step are in no folder of a run:
+ * an earlier instruction may have been the first that was false, and a dispute finds it. null: nothing of it differs.
+ * It is {step, what, expected, got}, each of the two {bits, decimal}, and of an entry of the state {instruction, of,
+ * operation, origin, element, kind, at, differing, entries} as well; or {note}, if nothing can be compared.
  */
-async function placeOf({ run, records, replay }, checkpoint, committed, replayed) {
-  const step = run.lastStep(checkpoint), { program, recheck } = run;
-  if (committed.state === replayed.state) {
-    if (committed.loss === replayed.loss) return null;
-    return { step, what: "loss", ...claims(0, BigInt(replayed.loss), BigInt(committed.loss)) };
-  }
+async function placeOf({ run, records, replay }, step, committed, replayed) {
+  const { program, recheck } = run;
+  if (committed.state === replayed.state)
+    return committed.loss === replayed.loss ? null
+      : { step: Number(step), what: "loss", expected: claim(0, replayed.loss), got: claim(0, committed.loss) };
   if (!run.kept(records).includes(step))
-    return { step, note: `the state after step ${step} was not kept, so no number of it can be compared` };
-  try {
-    const { tensors, ids } = await run.identified(step, committed.state);
-    const differing = program.state.filter((_, k) => ids[k] !== replayed.ids[k]).sort((a, b) => a.operand - b.operand);
-    const slot = differing[0], size = slot.bytes / slot.elements, own = replay.place(STATE, program.state.indexOf(slot));
-    let at = 0;
-    for await (const theirs of piecesOf(tensors.get(slot.name))) {
-      const mine = recheck.get(own + at, theirs.length), canonical = recheck.scratch(() => canonicalOf(recheck, slot.dtype, theirs));
-      const k = mine.findIndex((byte, n) => byte !== canonical[n]);
+    return { note: `the state after step ${step} was not kept, so no number of it can be compared` };
+  return refusing(async () => {
+    const { tensors, ids } = await run.identified(step, records), all = program.state;
+    const differing = all.filter((_, k) => ids[k] !== replayed.ids[k]).sort((a, b) => a.operand - b.operand);
+    const [slot] = differing, { name, dtype, dims, operand } = slot, [View] = KINDS[dtype];
+    let at = replay.place(STATE, all.indexOf(slot)), before = 0;
+    for await (const piece of piecesOf(tensors.get(name))) {
+      const [mine, theirs] = [recheck.get(at, piece.length), piece].map((bytes) => new View(bytes.buffer));
+      const k = mine.findIndex((bits, n) => bits !== theirs[n] && (dtype || !isNaNs(bits, theirs[n])));
       if (k >= 0) {
-        const element = Math.floor((at + k) / size), local = Math.floor(k / size), instruction = program.describe(slot.operand);
-        const origin = (await run.origins())[slot.operand];
+        const element = before + k, origin = await run.origin(operand), place = [];
+        dims.reduceRight((rest, dim) => { place.unshift(rest % dim); return Math.floor(rest / dim); }, element);
         return {
-          step, what: `state entry ${slot.name}`, differing: differing.length, instruction: slot.operand, of: program.body,
-          operation: operationOf(instruction), origin: typeof origin === "string" ? origin : "", element,
-          kind: `${DTYPES[slot.dtype].toLowerCase()}[${slot.dims.join(", ")}]`, entries: program.state.length,
-          at: slot.dims.reduceRight(([place, rest], dim) => [[rest % dim, ...place], Math.floor(rest / dim)], [[], element])[0],
-          ...claims(slot.dtype, elementOf(mine, size, local), elementOf(canonical, size, local)),
+          step: Number(step), what: `state entry ${name}`, instruction: operand, of: program.body, origin, element,
+          operation: operationOf(program.all[operand]), kind: `${DTYPES[dtype].toLowerCase()}[${dims.join(", ")}]`,
+          at: place, differing: differing.length, entries: all.length,
+          expected: claim(dtype, mine[k]), got: claim(dtype, theirs[k]),
         };
       }
-      at += theirs.length;
+      at += piece.length;
+      before += mine.length;
     }
-  } catch (error) {
-    if (!(error instanceof Refused)) throw error;
-    return { step, note: `the state after step ${step} is in the folder, but is not what was committed: ${error.message}` };
-  }
-  return null;
-}
-
-/** A piece of a tensor with its NaNs as they are hashed. */
-function canonicalOf(recheck, dtype, piece) {
-  if (dtype) return piece;
-  const out = piece.slice(), words = new DataView(out.buffer);
-  for (let k = 0; k < out.length; k += 4) if ((words.getUint32(k, true) & 0x7fffffff) > 0x7f800000) words.setUint32(k, 0x7fc00000, true);
-  return out;
-}
-
-function claims(dtype, expected, got) {
-  const hex = (bits) => `0x${bits.toString(16).padStart([8, 16, 2][dtype], "0")}`;
-  return { expected: { bits: hex(expected), decimal: decimal(dtype, expected) }, got: { bits: hex(got), decimal: decimal(dtype, got) } };
-}
-
-/** A difference in words. */
-export function placeLines(place) {
-  if (!place) return [];
-  if (place.note) return [place.note];
-  const claim = (who, { bits, decimal: number }) => `  ${who.padEnd(9)} ${bits} (${number})`;
-  const where = place.what === "loss" ? `the loss of step ${place.step}` : `step ${place.step}, ${place.what}, element ${place.element}`;
-  const origin = place.origin ? quoted(place.origin).slice(1, -1).slice(0, MAX_TEXT) : "";
-  const more = place.what === "loss" ? [] : [
-    `made by instruction ${place.instruction} of ${place.of}: ${place.operation}${origin && `, of ${origin}`}`,
-    `at [${place.at.join(", ")}] of ${place.kind}; ${place.differing} of ${place.entries} entries of the state differ`,
-    "an earlier instruction may be the first that was false: only the trainer's values of the step show it, in a dispute",
-  ];
-  return [where, ...more, claim("expected", place.expected), claim("got", place.got)];
+    return null;
+  }, (said) => ({ note: `the state after step ${step} is in the folder, but is not what was committed: ${said}` }));
 }

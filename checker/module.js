@@ -6,6 +6,16 @@ export class Refused extends Error {}
 /** @param {string} sentence @returns {never} */
 export const refuse = (sentence) => { throw new Refused(sentence); };
 
+/** Does work that may be refused: the reason is then what `instead` gets. @template T @param {() => T} work @returns {Promise<T>} */
+export async function refusing(work, instead) {
+  try {
+    return await work();
+  } catch (error) {
+    if (error instanceof Refused) return instead(error.message);
+    throw error;
+  }
+}
+
 /** @param {string} hex @returns {Uint8Array} */
 export const bytesOf = (hex) => Uint8Array.from(hex.match(/../g) ?? [], (pair) => parseInt(pair, 16));
 /** @param {Iterable<number>} bytes @returns {string} */

@@ -1,8 +1,8 @@
 """The command `tiebreak-reference`; in a checkout, `python -m conformance`."""
 
 import argparse
+import gzip
 import json
-import lzma
 import shutil
 import sys
 from collections.abc import Iterable
@@ -61,8 +61,8 @@ def export(folder: Path) -> None:
         (folder / "corpus" / name).mkdir(parents=True)
         for path in (CORPUS / name).iterdir():
             target = folder / "corpus" / name / path.name
-            if path.suffix == ".xz":
-                target.with_suffix(".tbp").write_bytes(lzma.decompress(path.read_bytes()))
+            if path.suffix == ".gz":
+                target.with_suffix(".tbp").write_bytes(gzip.decompress(path.read_bytes()))
             else:
                 shutil.copyfile(path, target)
 

@@ -1,7 +1,8 @@
 """Runs whole programs in integers, and prints the lines that `recheck run` prints."""
 
+import gzip
 import json
-import lzma
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,9 +93,12 @@ def _entry(entries: Tensors, name: str) -> bytes:
 def opened(
     program: Path, state: Path, data: Path, steps: int, precision: int = 32, logs: Path | None = None
 ) -> ReferenceRun:
-    """A run over files; the program may be compressed (`.xz`). Raises `VerificationError` for hostile ones."""
+    """A run over files; the program may be compressed (`.gz`). Raises `VerificationError` for hostile ones."""
     raw = program.read_bytes()
-    decoded = Program.decode(lzma.decompress(raw) if program.suffix == ".xz" else raw)
+    try:
+        decoded = Program.decode(gzip.decompress(raw) if program.suffix == ".gz" else raw)
+    except (EOFError, zlib.error) as error:
+        raise EncodingError(f"{program}: expected a compressed file, got something else: {error}") from error
     tolerances, found = (0, None) if logs is None else read_logs(logs.read_bytes(), decoded, steps)
     return ReferenceRun(
         program=decoded,
@@ -121,7 +125,7 @@ def lines(run: ReferenceRun, steps: int, interval: int) -> Iterator[str]:
 def corpus(folder: Path, count: int | None = None) -> Iterator[tuple[str, Any, Any]]:
     """A run of the corpus or its first steps: each root and record (step, state root, loss bits), twice."""
     expected = json.loads((folder / "expected.json").read_text())
-    program, state, data = (folder / name for name in ("program.xz", "state.safetensors", "data.safetensors"))
+    program, state, data = (folder / name for name in ("program.gz", "state.safetensors", "data.safetensors"))
     run = opened(program, state, data, expected["steps"], expected["precision"])
     for name, root in run.roots.items():
         yield f"{name} root", expected["initial_state_root" if name == "state" else f"{name}_root"], root

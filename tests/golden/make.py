@@ -5,8 +5,8 @@ another program root, or other results, after that.
 """
 
 import argparse
+import gzip
 import json
-import lzma
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -101,11 +101,16 @@ def first_record(found: Made, run: RunDirectory) -> tuple[int, str, int]:
     return 1, record.state_root.hex(), record.loss_bits
 
 
+def compressed(data: bytes) -> bytes:
+    """A file of gzip, whose bytes depend on the data alone."""
+    return gzip.compress(data, 9, mtime=0)
+
+
 def logs(run: RunDirectory) -> bytes:
     """The logs of all steps as the corpus has them."""
     files, steps = LogFiles(run), range(1, run.job.steps + 1)
     encoded = [encode_sparse(files.step_log(step), run.program, step) for step in steps]
-    return lzma.compress(b"".join(len(log).to_bytes(4, "big") + log for log in encoded), preset=9)
+    return compressed(b"".join(len(log).to_bytes(4, "big") + log for log in encoded))
 
 
 def encode(expected: ExpectedRun) -> bytes:
@@ -133,7 +138,7 @@ def make(name: str) -> ExpectedRun:
         )  # fmt: skip
         if tolerances:
             (folder / LOGS).write_bytes(logs(run))
-    (folder / PROGRAM).write_bytes(lzma.compress(inputs.program.encode(), preset=9))
+    (folder / PROGRAM).write_bytes(compressed(inputs.program.encode()))
     save_file(inputs.state, folder / STATE)
     save_file(inputs.data, folder / DATA)
     (folder / EXPECTED).write_bytes(encode(expected))

@@ -3,8 +3,8 @@
 Built here with sanitizers: an access outside an object or an undefined operation ends it with another status.
 """
 
+import gzip
 import json
-import lzma
 import random
 import shutil
 import struct
@@ -52,7 +52,7 @@ def _run(*command: object) -> str:
 
 def _inputs(name: str, build: Path) -> tuple[Path, Path, Path]:
     program = build / f"{name}.tbp"
-    program.write_bytes(lzma.decompress((FOLDER / name / "program.xz").read_bytes()))
+    program.write_bytes(gzip.decompress((FOLDER / name / "program.gz").read_bytes()))
     return program, FOLDER / name / "state.safetensors", FOLDER / name / "data.safetensors"
 
 

@@ -3,8 +3,8 @@
 What its exports cannot express stays with the native program (test_recheck.py): accumulators, posts and snapshots.
 """
 
+import gzip
 import json
-import lzma
 import os
 import random
 import re
@@ -265,7 +265,7 @@ def test_random_numbers_are_those_of_the_vectors(recheck: Recheck, cases: CaseCo
 def replayed(recheck: Recheck, name: str) -> tuple[int, int]:
     """A replay of a program of the corpus, with its inputs; and the program."""
     bundle = load(name)
-    program = recheck.program(lzma.decompress((FOLDER / name / "program.xz").read_bytes()))
+    program = recheck.program(gzip.decompress((FOLDER / name / "program.gz").read_bytes()))
     replay = recheck.call("replay", program, bundle.expected.precision, bundle.expected.tolerances)
     recheck.fill(replay, program, {STATE: bundle.state(), DATA: bundle.data()})
     return replay, program

@@ -5,9 +5,7 @@ import { unpack } from "../../checker/msgpack.js";
 import { Recheck, Refused } from "../../checker/module.js";
 import { compute, namesOf, newKey, statementOf } from "../../checker/corpus.js";
 import { auditDropped, lateWords } from "../../checker/audit.js";
-import { Run, checkRun } from "../../checker/run.js";
-import { decompressedXz } from "../../checker/xz.js";
-import { decompressedFrame } from "../../checker/zstandard.js";
+import { decompress } from "../../checker/vendor/fzstd.js";
 
 const module = readFileSync(process.argv[2]);
 
@@ -49,29 +47,26 @@ function changing(file, reads) {
   } };
 }
 
-async function answer({ folder, check, stop, budget, limit, changes, ...asked }) {
-  const recheck = new Recheck(module, limit ?? 1 << 28), files = new Map();
+async function answer({ folder, stop, budget, limit, changes, ...asked }) {
+  const recheck = new Recheck(module), files = new Map();
   for (const [path, file] of filesOf(folder)) files.set(`${folder}/${path}`, changes?.[0] === path ? changing(file, changes[1]) : file);
   let told = 0, first = null;
   const tell = async (progress) => {
+    if (!first && limit) recheck.exports.limit(BigInt(limit));
     first ??= progress;
     if (++told === stop) throw new Error("stopped");
   };
   try {
-    if (check) {
-      const run = await Run.open(recheck, folder, filesOf(folder));
-      return { lines: await checkRun(run, tell), memory: run.program.memory };
-    }
     const done = await auditDropped(recheck, files, asked, tell, budget && BigInt(budget));
-    const { verdict, wanted, steps, entries, said, lines } = done, agrees = verdict === "agrees";
-    return { verdict, wanted, steps, entries, told, due: first?.due, reason: agrees ? "" : said, lines: agrees ? [...lines, said] : lines };
+    const { verdict, wanted, steps, entries, said, lines, place } = done, agrees = verdict === "agrees";
+    return { verdict, wanted, steps, entries, told, due: first?.due, memory: first?.memory, place, reason: agrees ? "" : said, lines: agrees ? [...lines, said] : lines };
   } catch (error) {
     return { verdict: error.message === "stopped" ? "stopped" : "crash", reason: error.stack, told };
   }
 }
 
 const named = (names) => names.map((name) => ({ name }));
-const READERS = { frame: decompressedFrame, xz: decompressedXz, msgpack: unpack };
+const READERS = { frame: (data, size) => decompress(data, new Uint8Array(size)), msgpack: unpack };
 
 /** What a reader says of bytes, each with a size or a limit. */
 function unpacked({ reader, items }) {
@@ -80,7 +75,7 @@ function unpacked({ reader, items }) {
       const found = READERS[reader](new Uint8Array(Buffer.from(data, "base64")), size);
       return reader === "msgpack" ? "taken" : Buffer.from(found).toString("base64");
     } catch (error) {
-      return error.message.startsWith("expected") || error instanceof Refused ? error.message : error.stack;
+      return error instanceof Refused ? error.message : String(error);
     }
   });
 }

@@ -1,6 +1,7 @@
 """The corpus: what its programs cover, runs of it, the first difference of a wrong one, and statements of strangers."""
 
 import getpass
+import gzip
 import json
 import platform
 import re
@@ -132,20 +133,29 @@ def copied(name: str, tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("file", ["program.xz", "state.safetensors", "data.safetensors", "logs.xz"])
+@pytest.mark.parametrize("file", ["program.gz", "state.safetensors", "data.safetensors", "logs.gz"])
 def test_a_damaged_corpus_file_is_refused(file: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     scratch = tmp_path_factory.mktemp("runs")
     folder = copied("logged", tmp_path)
     data = (folder / file).read_bytes()
-    for damaged in (data[:-7], data + b"x", b"", data[:20] + bytes([data[20] ^ 255]) + data[21:]):
+    for damaged in (data[:-7], data + b"x", data + data, b"", data[:20] + bytes([data[20] ^ 255]) + data[21:]):
         (folder / file).write_bytes(damaged)
         with pytest.raises(VerificationError):
             read_whole("logged", tmp_path, scratch)
 
 
+def test_a_compressed_file_is_read_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, size = copied("mlp", tmp_path), 1 << 20
+    monkeypatch.setattr(programs, "MAX_FILE_BYTES", size)
+    for large in (gzip.compress(bytes(size + 1)), gzip.compress(bytes(size << 6))):
+        (folder / "program.gz").write_bytes(large)
+        with pytest.raises(EncodingError, match=f"one whole file of at most {size} bytes, got more or less"):
+            programs.read("mlp", tmp_path)
+
+
 def test_a_program_with_another_digest_is_refused(tmp_path: Path) -> None:
     folder = copied("mlp", tmp_path)
-    (folder / "program.xz").write_bytes((CORPUS / "mixed" / "program.xz").read_bytes())
+    (folder / "program.gz").write_bytes((CORPUS / "mixed" / "program.gz").read_bytes())
     with pytest.raises(EncodingError, match="expected program 63a202db"):
         programs.read("mlp", tmp_path)
 

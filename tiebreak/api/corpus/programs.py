@@ -1,10 +1,10 @@
 """The programs of the corpus, each in a folder of its name, and signed statements about them. Imports no torch.
 
-    program.xz          the program's encoding (SPEC section 4), compressed
+    program.gz          the program's encoding (SPEC section 4), compressed
     state.safetensors   the initial state
     data.safetensors    the data
     expected.json       the job's terms that decide a bit, the roots, and the record of each checkpoint
-    logs.xz             policy `logged`: the rounding logs of all steps, u32 length || log each, compressed
+    logs.gz             policy `logged`: the rounding logs of all steps, u32 length || log each, compressed
 
 A statement says which run roots one machine computed of the programs. It is an in-toto Statement in a DSSE envelope
 (`tiebreak.protocol.commitments.statement`). Its subjects are each program's `expected.json`, under the name of the
@@ -22,7 +22,7 @@ there is one; (3) those whom the reader requires have signed; (4) each program t
 corpus, by the SHA-256 of its `expected.json`, and every expected root is the one there.
 """
 
-import lzma
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from hashlib import sha256
@@ -45,12 +45,13 @@ from tiebreak.protocol.tags import Digest
 _PACKAGED: Final = Path(__file__).resolve().parent / "bundled"
 CORPUS: Final = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).resolve().parents[3] / "corpus"
 """The corpus of this installation: the wheel's copy, or that of the checkout."""
-PROGRAM, STATE, DATA = "program.xz", "state.safetensors", "data.safetensors"
-EXPECTED, LOGS = "expected.json", "logs.xz"
+PROGRAM, STATE, DATA = "program.gz", "state.safetensors", "data.safetensors"
+EXPECTED, LOGS = "expected.json", "logs.gz"
 NAME: Final = "[a-z0-9][a-z0-9-]{0,31}"
 """Names of programs."""
 MAX_FILE_BYTES: Final = 1 << 26
 _MAX_STEPS: Final = (1 << 32) - 1
+_GZIP: Final = 16 + zlib.MAX_WBITS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,10 +143,10 @@ def read(name: str, corpus: Path = CORPUS) -> CorpusProgram:
 
 
 def _decompressed(path: Path) -> bytes:
-    decompressor = lzma.LZMADecompressor(memlimit=MAX_FILE_BYTES << 2)
+    decompressor = zlib.decompressobj(wbits=_GZIP)
     try:
         data = decompressor.decompress(read_file(path, MAX_FILE_BYTES), MAX_FILE_BYTES)
-    except lzma.LZMAError as error:
+    except zlib.error as error:
         raise EncodingError(f"{path}: expected a compressed file, got something else: {error}") from error
     if not decompressor.eof or decompressor.unused_data:
         raise EncodingError(f"{path}: expected one whole file of at most {MAX_FILE_BYTES} bytes, got more or less")
