@@ -6,6 +6,16 @@ export class Refused extends Error {}
 /** @param {string} sentence @returns {never} */
 export const refuse = (sentence) => { throw new Refused(sentence); };
 
+/** Names a file in a refusal, unless that does. @template T @param {() => T} work @returns {T} */
+export function naming(name, work) {
+  try {
+    return work();
+  } catch (error) {
+    if (error instanceof Refused && !error.message.includes(name)) error.message = `${name}: ${error.message}`;
+    throw error;
+  }
+}
+
 /** @param {string} hex @returns {Uint8Array} */
 export const bytesOf = (hex) => Uint8Array.from(hex.match(/../g) ?? [], (pair) => parseInt(pair, 16));
 /** @param {Iterable<number>} bytes @returns {string} */
@@ -84,6 +94,7 @@ export class Recheck {
 
   /** The address whose key signed a digest. */
   signer(digest, signature) {
+    if (signature.length !== 65) refuse(`expected a signature of 65 bytes, got ${signature.length}`);
     return this.scratch(() => hexOf(this.get(this.exports.signer(this.put(bytesOf(digest)), this.put(signature)), 20)));
   }
 }

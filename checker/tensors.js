@@ -1,6 +1,6 @@
 /* The tensors of a job's state or data in a .safetensors file, read in slices, in the order of the program's slots. */
 import { refuse } from "./module.js";
-import { parseJson, JsonFields, quoted, sorted } from "./formats.js";
+import { parseJson, JsonFields, isInteger, quoted, sorted } from "./formats.js";
 
 const MAX_HEADER = 1 << 24, MAX_ELEMENTS = 2n ** 40n;
 const WIDTHS = { F64: 8, F32: 4, F16: 2, BF16: 2, I64: 8, I32: 4, I16: 2, I8: 1, U64: 8, U32: 4, U16: 2, U8: 1, BOOL: 1 };
@@ -27,9 +27,10 @@ export async function readWhole(file, path, limit) {
 
 function entryOf(path, name, entry, start, size) {
   const what = `${path}, ${name}`, short = `${path}, ${name.slice(0, 60)}`, fields = new JsonFields(short, entry);
-  const areCounts = (values) => Array.isArray(values) && values.every((value) => typeof value === "bigint" && value >= 0n);
+  const isCount = (value) => isInteger(value, 0n, (1n << 63n) - 1n), counts = "a list of at most 64 integers of 0 to 2^63 - 1";
+  const areCounts = (values) => Array.isArray(values) && values.length <= 64 && values.every(isCount);
   const kind = fields.take("dtype", `one of ${Object.keys(WIDTHS).join(", ")}`, (found) => typeof found === "string" && Object.hasOwn(WIDTHS, found));
-  const [shape, places] = ["shape", "data_offsets"].map((key) => fields.take(key, "a list of integers >= 0", areCounts));
+  const [shape, places] = ["shape", "data_offsets"].map((key) => fields.take(key, counts, areCounts));
   fields.finish();
   const bytes = product(shape) * BigInt(WIDTHS[kind]), offset = start + (places[0] ?? 0n);
   if (places.length !== 2 || places[1] - places[0] !== bytes) refuse(`${short}: expected ${kind} ${list(shape)} to fill its place, got ${list(places)}`);
