@@ -1,13 +1,16 @@
 /** Readers of strangers' files: strict JSON, base64 and envelopes; and how messages show what they hold. */
-import { Refused, refuse } from "./module.js";
+import { Refused, naming, refuse } from "./module.js";
 
-/** A sentence that may quote strangers, with a question mark for each character that a screen would not show as it is. */
+const escaped = (c) => `\\u${c.codePointAt(0).toString(16).padStart(4, "0")}`;
+
+/** A sentence that may quote strangers, with a question mark for what a screen would not show as it is. */
 export const printable = (text) => text.replace(/(?![ \n])[\p{C}\p{Z}]/gu, "?");
 
-/** A text in the quotes that Python gives it. */
+/** A text in the quotes that Python gives it, with escapes for what a screen would not show as it is. */
 export function quoted(text) {
   const quote = text.includes("'") && !text.includes('"') ? '"' : "'";
-  return quote + printable(text.replaceAll("\\", "\\\\").replaceAll("\n", "\\n").replaceAll(quote, `\\${quote}`)) + quote;
+  const inside = JSON.stringify(text).slice(1, -1).replaceAll('\\"', '"').replaceAll(quote, `\\${quote}`);
+  return quote + inside.replace(/(?! )[\p{C}\p{Z}]/gu, escaped) + quote;
 }
 
 /** The beginning of a JSON value in a message. */
@@ -32,8 +35,8 @@ const INTEGER = /^-?(?:0|[1-9]\d*)$/, MAX_DIGITS = 4300;
 export class TooDeep extends Refused {}
 
 /**
- * A JSON value whose objects are Maps, and integers BigInts. Before `JSON.parse` reads it, a letter in front of each string
- * and integer tells them apart, keeps long integers exact, and makes any name one that JavaScript gives no meaning.
+ * A JSON value whose objects are Maps, and integers BigInts. Before `JSON.parse` reads it, a letter in front of each
+ * string and integer tells them apart, keeps long integers exact, and makes names such as `__proto__` ordinary.
  * @param {Uint8Array} bytes @param {number} depth the most brackets inside each other
  * @param {boolean} lenient whether repeated names, NaN, infinities and bytes that are not UTF-8 pass
  */
@@ -41,15 +44,13 @@ export function parseJson(bytes, depth, lenient = false) {
   let deep = 0, colons = 0, members = 0, longest = 0;
   const tag = (token) => {
     if (token[0] === '"') return `"s${token.slice(1)}`;
-    if (token === ":") colons++;
-    else if (token === "[" || token === "{") {
-      if (++deep > depth) throw new TooDeep(`expected at most ${depth} brackets inside each other, got more`);
-    } else if (token === "]" || token === "}") deep--;
-    else if (INTEGER.test(token)) {
-      longest = Math.max(longest, token.length - (token[0] === "-" ? 1 : 0));
-      return `"i${token}"`;
-    } else if (lenient && /[NI]/.test(token)) return " 1e999";
-    return token;
+    if (lenient && /[NI]/.test(token)) return " 1e999";
+    colons += token === ":" ? 1 : 0;
+    deep += "[{".includes(token) ? 1 : "]}".includes(token) ? -1 : 0;
+    if (deep > depth) throw new TooDeep(`expected at most ${depth} brackets inside each other, got more`);
+    if (!INTEGER.test(token)) return token;
+    longest = Math.max(longest, token.replace("-", "").length);
+    return `"i${token}"`;
   };
   const untagged = (value) => {
     if (typeof value === "string") return value[0] === "s" ? value.slice(1) : BigInt(value.slice(1));
@@ -72,11 +73,9 @@ export function parseJson(bytes, depth, lenient = false) {
   return lenient || members === colons ? found : refuse("a name appears twice");
 }
 
-/** The one JSON of a value: sorted names, no spaces, ASCII. Objects may be Maps; fields that are undefined are left out. */
+/** The one JSON of a value: sorted names, no spaces, ASCII. Objects may be Maps; undefined fields are left out. */
 export function dumps(value) {
-  if (typeof value === "string") {
-    return JSON.stringify(value).replace(/[^ -~]/g, (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
-  }
+  if (typeof value === "string") return JSON.stringify(value).replace(/[^ -~]/g, escaped);
   if (Array.isArray(value)) return `[${value.map(dumps).join(",")}]`;
   if (value === null || typeof value !== "object") return String(value);
   const fields = value instanceof Map ? value : new Map(Object.entries(value));
@@ -84,24 +83,24 @@ export function dumps(value) {
   return `{${names.map((name) => `${dumps(name)}:${dumps(fields.get(name))}`).join(",")}}`;
 }
 
-const PRINTABLE = /^[ -~]{0,255}$/;
+/** Kinds of JSON values: each in words, and what is one. */
+export const matching = (words, pattern) => [words, (value) => typeof value === "string" && pattern.test(value)];
+export const prefixedHex = (size) => matching(`0x and ${2 * size} hex digits`, new RegExp(`^0x[0-9a-f]{${2 * size}}$`));
+export const upTo = (high, low = 0n) => [`an integer from ${low} to ${high}`, (value) => isInteger(value, low, high)];
+export const listOf = (words, [, allows], least = 0) => [words,
+  (value) => Array.isArray(value) && value.length >= least && value.every(allows)];
+export const DIGEST = matching("64 hex digits", /^[0-9a-f]{64}$/);
+export const PRINTABLE = matching("printable text", /^[ -~]{0,255}$/);
 
 /** The fields of an object, each of which is taken once. Every error names the field. */
 export class JsonFields {
   constructor(name, data) {
-    if (!(data instanceof Map)) refuse(`${name}: expected an object, got another value`);
     this.name = name;
-    this.left = new Map(data);
+    this.left = new Map(data instanceof Map ? data : refuse(`${name}: expected an object, got another value`));
   }
 
   static parse(name, bytes, depth) {
-    let data = null;
-    try {
-      data = parseJson(bytes, depth);
-    } catch (error) {
-      refuse(`${name}: expected JSON, got something else: ${error.message}`);
-    }
-    return new JsonFields(name, data);
+    return new JsonFields(name, naming(`${name}: expected JSON, got something else`, () => parseJson(bytes, depth)));
   }
 
   take(key, expected, allows) {
@@ -112,35 +111,24 @@ export class JsonFields {
   }
 
   has(key) { return this.left.has(key); }
-  integer(key, low, high) {
-    return this.take(key, `an integer from ${low} to ${high}`, (value) => isInteger(value, low, high));
-  }
+  integer(key, low, high) { return this.take(key, ...upTo(high, low)); }
   /** @param {RegExp} pattern for the whole text */
-  text(key, pattern = /^/, expected = "text") {
-    return this.take(key, expected, (value) => typeof value === "string" && pattern.test(value));
-  }
-  /** Bytes in lower-case hex after a prefix, as hex without it. */
-  hex(key, length, prefix = "0x") {
-    const words = `${prefix && `${prefix} and `}${2 * length} hex digits`;
-    return this.text(key, new RegExp(`^${prefix}[0-9a-f]{${2 * length}}$`), words).slice(prefix.length);
-  }
-  digest(key) { return this.hex(key, 32, ""); }
-  digests(key) {
-    const isDigest = (item) => typeof item === "string" && /^[0-9a-f]{64}$/.test(item);
-    return this.take(key, "a list of roots", (items) => Array.isArray(items) && items.every(isDigest));
-  }
+  text(key, pattern = /^/, expected = "text") { return this.take(key, ...matching(expected, pattern)); }
+  digest(key) { return this.take(key, ...DIGEST); }
   same(key, value, source = "") { this.take(key, `${value}${source}`, (found) => found === value); }
+  /** Fields of these kinds. @returns {object} */
+  record(kinds) {
+    return Object.fromEntries(Object.entries(kinds).map(([key, kind]) => [key, this.take(key, ...kind)]));
+  }
+  /** All fields that are left, of one kind. @returns {Map<string, any>} */
+  each(kind) {
+    const names = [...this.left.keys()];
+    if (!names.every(PRINTABLE[1])) refuse(`${this.name}: expected printable names, got others`);
+    return new Map(names.map((name) => [name, this.take(name, ...kind)]));
+  }
   inner(key) {
     return new JsonFields(`${this.name}, ${key.slice(0, 200)}`, this.take(key, "an object", (x) => x instanceof Map));
   }
-  /** All fields that are left: printable names, each with what `read` takes of it. */
-  all(read) {
-    const names = [...this.left.keys()];
-    if (!names.every((name) => PRINTABLE.test(name))) refuse(`${this.name}: expected printable names, got others`);
-    return new Map(names.map((name) => [name, read(name)]));
-  }
-  printable(key) { return this.text(key, PRINTABLE, "printable text"); }
-  texts() { return this.all((name) => this.printable(name)); }
   finish() {
     const [more] = sorted(this.left.keys());
     if (more !== undefined) refuse(`${this.name}: expected no other fields, got ${quoted(more.slice(0, 200))}`);

@@ -3,15 +3,16 @@ import { Refused, bytesOf, hexOf, refuse, utf8 } from "./module.js";
 import { itemsOf, requireBytes, uint, unpack, versioned, wide } from "./msgpack.js";
 
 const MAX_FILE = 2048, SIGNATURE = 65, SECONDS = 1n << 28n, GAME_SECONDS = 1n << 25n, MAX_GAMES = 16n;
-const COUNT = ["uint32", 1n, 1n << 20n], WEI = ["uint256", 0n, (1n << 128n) - 1n], STEPS = ["uint64", 1n];
+const STEPS = ["uint64", 1n], COUNT = ["uint32", 1n, 1n << 20n], WEI = ["uint256", 0n, (1n << 128n) - 1n];
 export const FINITE_LOSSES = 1n << 24n;
 /** Fields in order: their types in Solidity, and the least and the greatest number. */
 const JOB = Object.entries({
   client: ["address"], trainer: ["address"], program_root: ["bytes32"], body_count: COUNT, state_count: COUNT,
   data_count: ["uint32", 0n, 1n << 20n], initial_state_root: ["bytes32"], data_root: ["bytes32"], steps: STEPS,
-  checkpoint_interval: STEPS, policy: ["uint8", 0n, 1n], precision: ["uint8", 16n, 32n], tolerances: ["uint32"], reward: WEI,
-  trainer_stake: WEI, challenger_stake: ["uint256", 1n, (1n << 128n) - 1n], challenge_window: ["uint64", 1n, SECONDS],
-  clock: ["uint64", 1n, GAME_SECONDS], replay_time: ["uint64", 0n, GAME_SECONDS], talk_time: ["uint64", 0n, GAME_SECONDS],
+  checkpoint_interval: STEPS, policy: ["uint8", 0n, 1n], precision: ["uint8", 16n, 32n], tolerances: ["uint32"],
+  reward: WEI, trainer_stake: WEI, challenger_stake: ["uint256", 1n, (1n << 128n) - 1n],
+  challenge_window: ["uint64", 1n, SECONDS], clock: ["uint64", 1n, GAME_SECONDS],
+  replay_time: ["uint64", 0n, GAME_SECONDS], talk_time: ["uint64", 0n, GAME_SECONDS],
   audit_time: ["uint64", 0n, SECONDS], deadline: ["uint64", 1n, SECONDS], seats: ["uint8", 0n, 16n], seat_fee: WEI,
   seat_bond: WEI, descent_levels: ["uint8", 1n, 5n], nonce: ["uint256"],
 });
@@ -20,11 +21,11 @@ const SIZES = { address: 20, bytes32: 32 };
 
 /** The fields of a record by name, from its decoded array: bytes as hex, numbers as BigInt. */
 function fieldsOf(type, kinds, what, item) {
-  const items = itemsOf(what, item, kinds.length);
-  const values = kinds.map(([, [kind]], k) => kind === "uint256" ? wide(`${what}, field ${k + 1}`, items[k]) : items[k]);
+  const items = itemsOf(what, item, kinds.length), isWide = (k) => kinds[k][1][0] === "uint256";
+  const values = items.map((one, k) => isWide(k) ? wide(`${what}, field ${k + 1}`, one) : one);
   return Object.fromEntries(kinds.map(([name, [kind, low, high]], k) => {
-    const field = `${type}.${name}`, size = SIZES[kind];
-    return [name, size ? hexOf(requireBytes(field, values[k], size)) : uint(field, values[k], kind.slice(4), low, high)];
+    const field = `${type}.${name}`, size = SIZES[kind], value = values[k];
+    return [name, size ? hexOf(requireBytes(field, value, size)) : uint(field, value, kind.slice(4), low, high)];
   }));
 }
 
@@ -48,30 +49,31 @@ const least = (number, divisor) => (number + divisor - 1n) / divisor;
 
 /** The rules of a job beyond the ranges of its fields. */
 function checkJob(job) {
-  const isLogged = job.policy === 1n, { seats, tolerances } = job, sums = tolerances & ~FINITE_LOSSES;
-  const expect = (holds, words) => { if (!holds) refuse(words); };
-  for (const name of ["client", "trainer"]) expect(BigInt(`0x${job[name]}`), `job: expected a ${name} address, got zero`);
+  const isLogged = job.policy === 1n, { seats, tolerances, seat_bond: bond, checkpoint_interval: interval } = job;
+  const sums = tolerances & ~FINITE_LOSSES;
   ["PLAIN", "PRODUCTS", "SCATTER"].forEach((kind, k) => {
     const sum = tolerances >> BigInt(8 * k) & 255n;
-    expect(!sum || (sum >= 2n && sum <= 64n), `tolerances: expected 0 or 2 to 64 for ${kind} sums, got ${sum}`);
+    if (sum && (sum < 2n || sum > 64n)) refuse(`tolerances: expected 0 or 2 to 64 for ${kind} sums, got ${sum}`);
   });
-  expect(!(sums >> 24n), `tolerances: expected a number below 2^24, got 0x${sums.toString(16)}`);
-  expect(isLogged || !(tolerances & FINITE_LOSSES), "job: expected policy logged if finite losses are demanded");
-  expect(isLogged || !tolerances, `job: expected tolerances 0 under policy exact, got 0x${tolerances.toString(16)}`);
-  expect(!isLogged || !seats, `job: expected no seats under policy logged, got ${seats}`);
-  expect(seats || !job.seat_fee, `job: expected a seat fee of 0 without seats, got ${job.seat_fee}`);
-  const bond = seats ? "of at least 1 with seats" : "of 0 without seats";
-  expect(!job.seat_bond === !seats, `job: expected a seat bond ${bond}, got ${job.seat_bond}`);
-  expect(!(job.seat_bond & job.seat_bond - 1n), `job: expected a seat bond that is a power of two, got ${job.seat_bond}`);
-  const stake = least(job.reward + job.trainer_stake + seats * (job.seat_fee + job.seat_bond), 1n << MAX_GAMES - 2n);
-  expect(job.challenger_stake >= stake,
-    `job: expected a challenger's stake of at least ${stake} wei, got ${job.challenger_stake}`);
+  if (sums >> 24n) refuse(`tolerances: expected a number below 2^24, got 0x${sums.toString(16)}`);
+  const stake = least(job.reward + job.trainer_stake + seats * (job.seat_fee + bond), 1n << MAX_GAMES - 2n);
   const game = job.talk_time + 3n * job.clock + 6n * MAX_GAMES * job.replay_time;
-  expect(game <= GAME_SECONDS, `job: expected a game of at most ${GAME_SECONDS} seconds, got ${game}`);
-  expect(job.checkpoint_interval <= job.steps,
-    `job: expected a checkpoint interval of at most ${job.steps} steps, got ${job.checkpoint_interval}`);
-  const audits = least(job.steps, job.checkpoint_interval) * job.audit_time;
-  expect(audits <= SECONDS, `job: expected an audit of all segments of at most ${SECONDS} seconds, got ${audits}`);
+  const audits = least(job.steps, interval) * job.audit_time;
+  const rules = [
+    [BigInt(`0x${job.client}`), "a client address", "zero"],
+    [BigInt(`0x${job.trainer}`), "a trainer address", "zero"],
+    [isLogged || !(tolerances & FINITE_LOSSES), "policy logged if finite losses are demanded", "policy exact"],
+    [isLogged || !tolerances, "tolerances 0 under policy exact", `0x${tolerances.toString(16)}`],
+    [!isLogged || !seats, "no seats under policy logged", seats],
+    [seats || !job.seat_fee, "a seat fee of 0 without seats", job.seat_fee],
+    [!bond === !seats, `a seat bond of ${seats ? "at least 1 with" : "0 without"} seats`, bond],
+    [!(bond & bond - 1n), "a seat bond that is a power of two", bond],
+    [job.challenger_stake >= stake, `a challenger's stake of at least ${stake} wei`, job.challenger_stake],
+    [game <= GAME_SECONDS, `a game of at most ${GAME_SECONDS} seconds`, game],
+    [interval <= job.steps, `a checkpoint interval of at most ${job.steps} steps`, interval],
+    [audits <= SECONDS, `an audit of all segments of at most ${SECONDS} seconds`, audits],
+  ];
+  for (const [holds, words, got] of rules) if (!holds) refuse(`job: expected ${words}, got ${got}`);
 }
 
 /** A job file, with what follows from its fields. */

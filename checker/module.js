@@ -1,4 +1,4 @@
-/** The module `recheck.wasm` (recheck/wasm.c), called from JavaScript. Digests and addresses are hex strings without 0x. */
+/** The module `recheck.wasm` (recheck/wasm.c) in JavaScript. Digests and addresses are hex without 0x. */
 
 /** A sentence for the user: what was expected, and what came. */
 export class Refused extends Error {}
@@ -45,7 +45,7 @@ export class Recheck {
     return at;
   }
 
-  /** Calls `work`, and frees what was made within, after a refusal too. @template T @param {() => T} work @returns {T} */
+  /** Calls `work`, and frees what was made within. @template T @param {() => T} work @returns {T} */
   scratch(work) {
     const mark = this.exports.mark() >>> 0;
     try { return work(); } finally { this.exports.release(mark); }

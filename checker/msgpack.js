@@ -2,7 +2,7 @@
 import { hexOf, refuse } from "./module.js";
 import { isInteger } from "./formats.js";
 
-/** First bytes after which a length or a number comes: in how many bytes, and the least that does not fit into fewer. */
+/** First bytes after which a length or a number comes: its size in bytes, and the least that does not fit into less. */
 const LONG = {
   0xc4: [1, 0n], 0xc5: [2, 1n << 8n], 0xdc: [2, 16n],
   0xcc: [1, 1n << 7n], 0xcd: [2, 1n << 8n], 0xce: [4, 1n << 16n], 0xcf: [8, 1n << 32n],
@@ -11,7 +11,7 @@ const MAX_DEPTH = 8;
 
 /** The one value of a file. @param {Uint8Array} bytes @param {number} limit the most bytes, below 65536 */
 export function unpack(bytes, limit) {
-  const fail = () => refuse("expected one msgpack value of arrays, unsigned integers and bytes, in its shortest form");
+  const fail = () => refuse("expected one msgpack value, of arrays, unsigned integers and bytes in shortest form");
   let at = 0;
   const take = (count) => {
     at += count;
@@ -36,34 +36,32 @@ export function unpack(bytes, limit) {
   return at === bytes.length ? found : fail();
 }
 
-const kindOf = (value) => Array.isArray(value) ? "list" : value instanceof Uint8Array ? `${value.length} bytes` : "int";
+const kindOf = (value) => typeof value === "bigint" ? "int"
+  : `${value.length} ${Array.isArray(value) ? "fields" : "bytes"}`;
+const wanted = (isWanted, name, words, value, got = kindOf(value)) => (
+  isWanted ? value : refuse(`${name}: expected ${words}, got ${got}`));
 
 /** Requires that a value is so many bytes. */
-export function requireBytes(name, value, length) {
-  if (value instanceof Uint8Array && value.length === length) return value;
-  return refuse(`${name}: expected ${length} bytes, got ${kindOf(value)}`);
-}
+export const requireBytes = (name, value, length) => (
+  wanted(value instanceof Uint8Array && value.length === length, name, `${length} bytes`, value));
 
-/** The items of an array of so many. */
-export function itemsOf(name, value, length) {
-  if (Array.isArray(value) && value.length === length) return value;
-  return refuse(`${name}: expected an array of ${length} fields, got ${value.length ?? kindOf(value)}`);
-}
+/** Requires an array of so many items. */
+export const itemsOf = (name, value, length) => (
+  wanted(Array.isArray(value) && value.length === length, name, `an array of ${length} fields`, value));
 
 /** The items of a file after the first, which is its version, 1. */
 export function versioned(name, value, length) {
-  const version = Array.isArray(value) && typeof value[0] === "bigint" ? value[0] : 1n;
-  if (version > 1n) refuse(`${name}: expected version 1, got ${version}; a later version of tiebreak wrote it`);
-  const [found, ...items] = itemsOf(name, value, length);
-  return found === 1n ? items : refuse(`${name}: expected version 1, got another`);
+  if (Array.isArray(value) && value[0] > 1n) // another version may have another length
+    refuse(`${name}: expected version 1, got ${value[0]}; a later version of tiebreak wrote it`);
+  const [version, ...items] = itemsOf(name, value, length);
+  return version === 1n ? items : refuse(`${name}: expected version 1, got another`);
 }
 
 /** Requires an unsigned integer of some bits, within a range. */
 export function uint(name, value, bits, low = 0n, high = (1n << BigInt(bits)) - 1n) {
-  if (isInteger(value, low, high)) return value;
-  const isFitting = isInteger(value, 0n, (1n << BigInt(bits)) - 1n), got = typeof value === "bigint" ? value : kindOf(value);
-  const what = isFitting ? `a number between ${low} and ${high}` : `an unsigned ${bits}-bit integer`;
-  return refuse(`${name}: expected ${what}, got ${got}`);
+  const isNumber = typeof value === "bigint", fits = isNumber && !(value >> BigInt(bits));
+  const words = fits ? `a number between ${low} and ${high}` : `an unsigned ${bits}-bit integer`;
+  return wanted(isInteger(value, low, high), name, words, value, isNumber ? value : kindOf(value));
 }
 
 /** The number of 32 bytes, big-endian. */

@@ -1,6 +1,6 @@
 /**
- * Weights against a certificate (tiebreak/api/certification/certificates.py and folders.py): the same plan and sentences.
- * A file is {size, slice(from, to) -> Promise<Uint8Array>}; a folder a Map of files by path, with null for an empty one.
+ * Weights against a certificate, with the plan and sentences of tiebreak/api/certification/certificates.py, folders.py.
+ * A file is {size, slice(from, to) -> Promise<Uint8Array>}; a folder a Map of files by path, null for an empty one.
  */
 import { Refused, naming, refuse } from "./module.js";
 import { JsonFields, MAX_ENVELOPE, TooDeep, commas, dumps, parseJson, printable, quoted, sorted } from "./formats.js";
@@ -12,13 +12,13 @@ import { tensorId } from "./replay.js";
 /** @typedef {{name: string, file?: Source, files?: Map<string, Source | null>}} Given weights: one file, or a folder */
 
 const PIECE = 1 << 22, MAX_JSON = 1 << 24, MAX_OTHER = 1 << 28, MAX_CONFIGURATION = 1 << 20;
-const MAX_ENTRIES = 10_000, MAX_DEPTH = 8, MAX_JSON_FILES = 1000, MAX_NESTING = 200;
+const MAX_ENTRIES = 10_000, MAX_JSON_FILES = 1000, MAX_NESTING = 200;
 const WEIGHTS = "model.safetensors", INDEX = "model.safetensors.index.json", SUFFIX = ".safetensors";
 const ADAPTER = "adapter_config.json", ADAPTER_WEIGHTS = "adapter_model.safetensors";
 const EVALUATION = "evaluation.json", SCORES = "scores.safetensors";
 /** What `certify --for` writes. */
-const FORMATS = new Set(["slsa.json", "model.sig", "receipt.json", "intoto.json", "cdx.json", "spdx.json", "dossier.html"]
-  .map((name) => `tiebreak.${name}`));
+const FORMATS = new Set(["tiebreak.slsa.json", "tiebreak.model.sig", "tiebreak.receipt.json", "tiebreak.intoto.json",
+  "tiebreak.cdx.json", "tiebreak.spdx.json", "tiebreak.dossier.html"]);
 
 // ---------------------------------------------------------------- reading
 
@@ -52,9 +52,8 @@ const halves = () => Uint32Array.from({ length: 1 << 16 }, (_, bits) => {
 
 /** Pieces of F16 as F32: a state has no narrower floats. */
 async function* widened(pieces) {
-  const table = halves();
-  for await (const { buffer, byteOffset, length } of pieces)
-    yield new Uint8Array(Uint32Array.from(new Uint16Array(buffer, byteOffset, length / 2), (bits) => table[bits]).buffer);
+  const table = halves(), narrow = ({ buffer, byteOffset, length }) => new Uint16Array(buffer, byteOffset, length / 2);
+  for await (const piece of pieces) yield new Uint8Array(Uint32Array.from(narrow(piece), (bits) => table[bits]).buffer);
 }
 
 /** One pass over a file: its SHA-256, the ids of its tensors by name, and the types of their elements. */
@@ -65,7 +64,8 @@ async function readTensors(recheck, file, path, advance) {
     await readThrough(read, path, arrays[0].offset);
     for (const { name, what, kind, shape: dims, ...place } of arrays) {
       const dtype = ["BF16", "F16"].includes(kind) ? 0 : DTYPES.indexOf(kind);
-      if (dtype < 0) refuse(`${what}: expected F32, BF16, F16, I64 or BOOL, which a run's tensors fill exactly, got ${kind}`);
+      if (dtype < 0)
+        refuse(`${what}: expected F32, BF16, F16, I64 or BOOL, which a run's tensors fill exactly, got ${kind}`);
       const pieces = piecesOf({ ...place, what, kind, file: read });
       ids.set(name, await tensorId(recheck, { dtype, dims }, kind === "F16" ? widened(pieces) : pieces));
     }
@@ -73,25 +73,14 @@ async function readTensors(recheck, file, path, advance) {
   return { digest, ids, elements: arrays.map(({ kind }) => kind) };
 }
 
-/** All that is in a folder and its folders, sorted; the path of one that is empty or too deep ends in `/`. */
-function othersIn({ name, files }) {
-  const found = new Set(), places = new Set();
-  for (const [path, file] of files) {
-    const parts = path.split("/"), folders = file ? parts.slice(0, -1) : parts;
-    folders.forEach((_, depth) => places.add(parts.slice(0, depth + 1).join("/")));
-    found.add(parts.length > MAX_DEPTH + 1 ? `${parts.slice(0, MAX_DEPTH + 1).join("/")}/` : file ? path : `${path}/`);
-  }
-  if (files.size + places.size > MAX_ENTRIES)
-    refuse(`${name}: expected at most ${commas(MAX_ENTRIES)} files and folders, got more`);
-  return sorted(found);
-}
-
 /** Weights, read once (3). @param {Given} given @param {string} [besides] the path of the certificate in the folder */
 async function readWeights(recheck, given, besides, advance) {
   const files = given.files ?? new Map([[given.name, given.file]]), read = new Map(), tensors = new Map();
   const path = (name) => (given.files ? `${given.name}/${name}` : name);
   const at = (name) => files.get(name) ?? refuse(`${path(name)}: expected a plain file, got a folder`);
-  const top = sorted(new Set([...files.keys()].map((name) => name.split("/")[0]))), others = given.files ? othersIn(given) : [];
+  const top = sorted(new Set([...files.keys()].map((name) => name.split("/")[0])));
+  if (files.size > MAX_ENTRIES)
+    refuse(`${given.name}: expected at most ${commas(MAX_ENTRIES)} files and folders, got more`);
   const pairs = [[ADAPTER, ADAPTER_WEIGHTS], [EVALUATION, SCORES]];
   const [configured] = pairs.find((pair) => pair.every((name) => top.includes(name))) ?? [];
   const configuration = configured ? await readWhole(at(configured), path(configured), MAX_CONFIGURATION) : null;
@@ -101,34 +90,38 @@ async function readWeights(recheck, given, besides, advance) {
   if (top.includes(INDEX)) checkIndex(path(INDEX), await readWhole(at(INDEX), path(INDEX), MAX_JSON), read);
   for (const [name, { ids }] of read) {
     const [twice] = sorted(ids.keys()).filter((one) => tensors.has(one));
-    if (twice !== undefined) refuse(`${given.name}: expected each tensor once, got ${quoted(twice)} in ${name} once more`);
+    if (twice !== undefined)
+      refuse(`${given.name}: expected each tensor once, got ${quoted(twice)} in ${name} once more`);
     ids.forEach((id, one) => tensors.set(one, id));
   }
+  const own = new Set([...read.keys(), configured, besides]), kinds = [...read.values()].flatMap((one) => one.elements);
   return {
-    tensors, files: new Map([...read].map(([name, { digest }]) => [name, digest])), same: new Set(), different: new Set(),
-    others: others.filter((name) => ![...read.keys(), configured, besides].includes(name)),
+    tensors, files: new Map([...read].map(([name, { digest }]) => [name, digest])), elements: new Set(kinds),
+    others: sorted([...files].map(([name, file]) => file ? name : `${name}/`)).filter((name) => !own.has(name)),
     configuration: configuration && recheck.sha256(configuration), isModel: !configuration,
-    elements: new Set([...read.values()].flatMap((one) => one.elements)), isEvaluation: read.size === 1 && read.has(SCORES),
+    isEvaluation: read.size === 1 && read.has(SCORES), same: new Set(), different: new Set(),
   };
 }
 
 /** Refuses an index, by which a model is loaded, unless it names each tensor and its file. */
 function checkIndex(path, bytes, read) {
   const found = JsonFields.parse(path, bytes, 4).inner("weight_map").left;
-  const right = new Map([...read].flatMap(([name, { ids }]) => [...ids.keys()].map((tensor) => [tensor, name])));
-  const [wrong] = sorted([...right.keys(), ...found.keys()].filter((tensor) => right.get(tensor) !== found.get(tensor)));
-  if (wrong !== undefined) refuse(`${path}: expected each tensor of the files with its file, got ${quoted(wrong)} otherwise`);
+  const right = new Map([...read].flatMap(([name, { ids }]) => [...ids.keys()].map((one) => [one, name])));
+  const [wrong] = sorted([...right.keys(), ...found.keys()].filter((one) => right.get(one) !== found.get(one)));
+  if (wrong !== undefined)
+    refuse(`${path}: expected each tensor of the files with its file, got ${quoted(wrong)} otherwise`);
 }
 
 // ---------------------------------------------------------------- the other files of a folder
 
-const HARMLESS = new Set(["", ".json", ".txt", ".md", ".jinja", ".model", ".sig"]), PROSE = new Set(["", ".md", ".sig"]);
+const PROSE = new Set(["", ".md", ".sig"]), HARMLESS = new Set([...PROSE, ".json", ".txt", ".jinja", ".model"]);
 const PIPELINES = new Set([ADAPTER, "modules.json", "model_index.json"]);
 const TABLES = new Set([INDEX, "tokenizer.json", "vocab.json", "added_tokens.json"]);
 const MISLEADING = new Set(["auto_map", "compression_config", "custom_pipelines", "kernel_config", "megatron_config",
   "quantization_config", "transformers_weights", "trust_remote_code", "use_kernels", "use_pretrained_backbone"]);
-const NARROW = { '"bfloat16"': "BF16", '"float16"': "F16" }, WIDE = new Set(['"float32"', '"float64"', '"auto"', "null"]);
-const MORE = "more than is read here";
+const NARROW = { '"bfloat16"': "BF16", '"float16"': "F16" };
+const WIDE = new Set(['"float32"', '"float64"', '"auto"', '"None"', "null"]);
+const FALSE = new Set(["null", "false", "0", '""', "[]", "{}"]), MORE = "more than is read here";
 const HEAD = /(?:^|\.)(?:lm_head|embed_out|proj_out|output_\w+|(?:predictions|lm_head)\.decoder)\.weight$/;
 const HAS_HEAD = /LMHead|For(?:CausalLM|MaskedLM|ConditionalGeneration)/;
 
@@ -137,13 +130,16 @@ const suffixOf = (path) => /[^/](\.[^./]+)$/.exec(path)?.[1] ?? "";
 /** Compares the other files with the signed ones, and reads only these. */
 async function compare(recheck, files, found, signed) {
   for (const [name, digest] of signed) {
-    const file = found.others.includes(name) && files.get(name), read = (source) => readThrough(source, name, file.size);
-    const isSame = file && file.size <= MAX_OTHER && (await hashed(recheck, file, read)) === digest;
+    const file = found.others.includes(name) && files.get(name), isRead = file && file.size <= MAX_OTHER;
+    const isSame = isRead && digest === await hashed(recheck, file, (read) => readThrough(read, name, file.size));
     (isSame ? found.same : found.different).add(name);
   }
 }
 
-/** What makes a loader take other weights than those found from a folder, or run code. isListed: whether others were signed for */
+/**
+ * What makes a loader take other weights than those found from a folder, or run code.
+ * @param {boolean} isListed whether other files were signed for
+ */
 async function doubtful(files, found, isListed) {
   if (found.isEvaluation) return [];
   const { others, same, different, isModel } = found, weights = isModel ? WEIGHTS : ADAPTER_WEIGHTS;
@@ -179,8 +175,11 @@ async function misleading(file, found) {
   }
   while (left.length) {
     const one = left.pop();
-    if (one instanceof Map) for (const [field, value] of one) if (misleads(field, value, one, found)) fields.add(field.slice(0, 80));
-    if (one instanceof Map || Array.isArray(one)) for (const value of one.values()) left.push(value);
+    if (!(one instanceof Map || Array.isArray(one))) continue;
+    for (const [field, value] of one.entries()) {
+      if (one instanceof Map && misleads(field, value, one, found)) fields.add(field.slice(0, 80));
+      left.push(value);
+    }
   }
   return fields;
 }
@@ -189,13 +188,14 @@ async function misleading(file, found) {
 function misleads(field, value, beside, { tensors, elements }) {
   if (field.includes("_implementation")) return dumps(value).includes("/"); // of attention or experts: code from a hub
   if (field === "tie_word_embeddings") { // a head that is not the tensor in the files
-    const heads = [...tensors].filter(([name]) => HEAD.test(name)), others = [...tensors].filter(([name]) => !HEAD.test(name));
-    const embedded = new Set(others.map(([, id]) => id)), isFalse = /^(?:null|false|0|""|\[\]|\{\})$/.test(dumps(value));
+    const heads = [...tensors].filter(([name]) => HEAD.test(name)), isFalse = FALSE.has(dumps(value));
+    const embedded = new Set([...tensors].filter(([name]) => !HEAD.test(name)).map(([, id]) => id));
     if (!isFalse) return heads.some(([, id]) => !embedded.has(id));
     return !heads.length && HAS_HEAD.test(dumps(beside.get("architectures") ?? null));
   }
   if (field === "dtype" || field === "torch_dtype") { // floats of the files would be rounded
-    const kinds = (value instanceof Map ? [...value.values()] : [value]).map((kind) => dumps(kind).replace(/^"(?:torch\.)?/, '"'));
+    const all = value instanceof Map ? [...value.values()] : [value];
+    const kinds = all.map((kind) => dumps(kind).replace(/^"torch\./, '"'));
     const rounds = (kind) => ["F32", "BF16", "F16"].some((one) => elements.has(one) && NARROW[kind] !== one);
     return kinds.some((kind) => !WIDE.has(kind) && rounds(kind));
   }
@@ -211,8 +211,9 @@ async function checkWeights(certificate, found, { name, files }, resaved, pass) 
     const words = (digest, isEvaluation) => digest === null ? "a model" : isEvaluation
       ? `the folder of an evaluation whose ${EVALUATION} has SHA-256 ${digest}`
       : `the folder of an adapter whose ${ADAPTER} has SHA-256 ${digest}`;
-    refuse(`${name}: expected ${words(wanted, certificate.isEvaluation)}, got ${words(found.configuration, found.isEvaluation)}; `
-      + "the configuration decides the result as the tensors do, and a merged model has sums that whoever merged it rounded");
+    const [right, got] = [words(wanted, certificate.isEvaluation), words(found.configuration, found.isEvaluation)];
+    refuse(`${name}: expected ${right}, got ${got}; the configuration decides the result as the tensors do, and a `
+      + "merged model has sums that whoever merged it rounded");
   }
   if (found.isEvaluation && wanted !== null) {
     const path = `${name}/${EVALUATION}`, { job } = certificate.agreement;
@@ -224,10 +225,9 @@ async function checkWeights(certificate, found, { name, files }, resaved, pass) 
   pass(5);
   if (resaved) return;
   const [expected, got] = [certificate.files, found.files].map((digests) => sorted(digests.values()));
-  if (String(expected) !== String(got)) {
-    refuse(`${name}: expected files of the SHA-256 that was signed for, ${listed(expected)}, got ${listed(got)}; each tensor is `
-      + "the certified one, so pass --resaved if you saved them again");
-  }
+  if (String(expected) !== String(got))
+    refuse(`${name}: expected files of the SHA-256 that was signed for, ${listed(expected)}, got ${listed(got)}; each `
+      + "tensor is the certified one, so pass --resaved if you saved them again");
   pass(4);
 }
 
@@ -241,8 +241,8 @@ async function checkGiven(recheck, given, found, certificate, options, pass) {
   const named = await doubtful(given.files, found, Boolean(signed)); // (6)
   if (named.length) {
     const right = found.isModel ? `${WEIGHTS}, or ${INDEX} with the files that it names,` : ADAPTER_WEIGHTS;
-    refuse(`${given.name}: expected ${right} and no other weights or code, got ${listed(named)}: who loads the folder may get `
-      + "something else; --others leaves that to you");
+    refuse(`${given.name}: expected ${right} and no other weights or code, got ${listed(named)}: who loads the folder `
+      + "may get something else; --others leaves that to you");
   }
   pass(6);
 }
@@ -269,7 +269,8 @@ function roleOf(certificate, found, other, all) {
     certificate.checkBase(found.tensors, other.tensors);
     return found.isEvaluation ? "scored" : "base";
   }
-  if (idsOf(other) === idsOf(found)) refuse("start: expected weights that training changed, got those that it ended with");
+  if (idsOf(other) === idsOf(found))
+    refuse("start: expected weights that training changed, got those that it ended with");
   certificate.checkStart(other.tensors);
   return "start";
 }
@@ -290,8 +291,8 @@ function follow(made) {
     }
   }
   const other = made.find((one) => !links.includes(one));
-  if (other) refuse(`${other.name}: expected the base of ${made[0].name} or what its run started from, or that of another --base `
-    + `with a certificate, once, got others: ${why.get(other) ?? "it is given twice"}`);
+  if (other) refuse(`${other.name}: expected the base of ${made[0].name} or what its run started from, or that of `
+    + `another --base with a certificate, once, got others: ${why.get(other) ?? "it is given twice"}`);
   requireEnd(made[0], []);
 }
 
@@ -343,12 +344,12 @@ function saidOf({ name, found, certificate, origins }) {
  * @param {{pass: (n: number) => void, advance: (bytes: number) => Promise<void>}} tell
  */
 export async function verify(recheck, given, options, { pass, advance }) {
-  const certificate = await readCertificate(recheck, given.certificate), { require } = options, made = [];
-  const signed = [certificate];
-  for (const base of given.bases) signed.push(base.certificate ? await readCertificate(recheck, base.certificate) : null);
+  const signed = [], made = [], { require } = options;
+  for (const { certificate } of [given, ...given.bases])
+    signed.push(certificate && await readCertificate(recheck, certificate));
+  const [certificate] = signed, lacking = require.find((one) => !certificate.signers.includes(one));
   pass(1);
-  for (const one of require)
-    if (!certificate.signers.includes(one)) refuse(`${given.certificate.path}: expected a signature by 0x${one}, got none`);
+  if (lacking) refuse(`${given.certificate.path}: expected a signature by 0x${lacking}, got none`);
   if (require.length) pass(2);
   const by = require.length ? `, signed by ${require.map((one) => `0x${one}`).join(", ")}.`
     : " for keys that anybody can make: no --require is given.";
@@ -370,41 +371,44 @@ export async function verify(recheck, given, options, { pass, advance }) {
 
 /** The roots and signers of a certificate, for whoever wants to compare them. */
 function factsOf(certificate) {
-  const { agreement, state, files, signers } = certificate, { job } = agreement;
+  const { agreement: { job, id }, final, files, signers } = certificate;
   return [
-    ["Job", agreement.id], ["Program", job.program_root], ["Data", job.data_root], ["First state", job.initial_state_root],
-    ["Final state", state], ...[...files].map(([name, digest]) => [`SHA-256 of ${name}`, digest]),
+    ["Job", id], ["Program", job.program_root], ["Data", job.data_root], ["First state", job.initial_state_root],
+    ["Final state", final.root], ...[...files].map(([name, digest]) => [`SHA-256 of ${name}`, digest]),
     ...signers.map((one) => [`Signed by ${certificate.role(one)}`, `0x${one}`]),
   ];
 }
 
 // ---------------------------------------------------------------- what was dropped
 
+const namesOf = (entries) => listed(entries.map(([path]) => path));
+
 /** The certificate among files, by what is in them, and by its name if it is one of several. */
 async function certificateIn(entries) {
   const found = [], isNamed = ([path]) => path === "certificate.json";
-  for (const [path, file] of entries) {
+  for (const entry of entries) {
+    const [path, file] = entry;
     if (!file || !path.endsWith(".json") || FORMATS.has(path) || file.size > MAX_ENVELOPE) continue;
     const text = new TextDecoder().decode(await file.slice(0, file.size));
-    if (text.includes('"payloadType"')) found.push([path, file]);
+    if (text.includes('"payloadType"')) found.push(entry);
   }
   if (found.length < 2) return found[0] ?? entries.find(isNamed);
-  return found.find(isNamed) ?? refuse(`expected one certificate, got ${listed(found.map(([path]) => path))}; drop one of them`);
+  return found.find(isNamed) ?? refuse(`expected one certificate, got ${namesOf(found)}; drop one of them`);
 }
 
 /** Sorts what was dropped: the certificate, and the weights. @param {[string, Source | null][]} entries by path */
 export async function arrange(entries) {
   const isLoose = ([path, file]) => file && !path.includes("/"), loose = entries.filter(isLoose), tops = new Map();
-  const named = (some) => listed(some.map(([path]) => path));
   for (const entry of entries.filter((one) => !isLoose(one))) {
     const [top, ...rest] = entry[0].split("/");
     if (!tops.has(top)) tops.set(top, new Map());
     if (rest.length) tops.get(top).set(rest.join("/"), entry[1]);
   }
   const [folder, more] = tops, own = await certificateIn(loose), left = loose.filter((entry) => entry !== own);
-  if (more) refuse(`expected one folder of weights, got ${named([...tops])}; those from which they come have a place of their own`);
-  if (folder && left.length) refuse(`expected a folder and a certificate, got ${named(left)} as well`);
-  const inside = own || !folder ? undefined : await certificateIn([...folder[1]].filter(([path]) => !path.includes("/")));
+  if (more)
+    refuse(`expected one folder of weights, got ${namesOf([...tops])}; those they come from have a place of their own`);
+  if (folder && left.length) refuse(`expected a folder and a certificate, got ${namesOf(left)} as well`);
+  const inside = own ? undefined : await certificateIn([...folder?.[1] ?? []].filter(isLoose));
   const certificate = own ? { path: own[0], file: own[1] }
     : inside && { path: `${folder[0]}/${inside[0]}`, file: inside[1], inside: inside[0] };
   if (folder) return { model: { name: folder[0], files: folder[1] }, certificate };
