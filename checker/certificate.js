@@ -65,18 +65,17 @@ class Weights {
 
   /** The name of the state's entry that is the tensor of this name. */
   entry(name) {
-    if (this.names.has(name)) return this.names.get(name);
     const ends = ["", ...this.suffixes.keys()].filter((end) => name.endsWith(end));
     const end = ends.reduce((most, one) => one.length > most.length ? one : most);
-    return this.prefix + name.slice(0, name.length - end.length) + (this.suffixes.get(end) ?? "");
+    const made = this.prefix + name.slice(0, name.length - end.length) + (this.suffixes.get(end) ?? "");
+    return this.names.get(name) ?? made;
   }
 
   entries(ids) {
     const found = new Map();
     for (const [name, tensor] of ids) {
-      const entry = this.entry(name);
-      if ((found.get(entry) ?? tensor) !== tensor)
-        refuse(`weights: expected one tensor for ${entry}, got two, one of them ${name}`);
+      const entry = this.entry(name), other = found.get(entry) ?? tensor;
+      if (other !== tensor) refuse(`weights: expected one tensor for ${entry}, got two, one of them ${name}`);
       found.set(entry, tensor);
     }
     return found;
@@ -231,7 +230,8 @@ export class SignedCertificate {
 
   /** The addresses under the statement (5). */
   signersOf({ kind, payload, signatures }) {
-    const what = "certificate: expected a signature by", found = [], { recheck } = this, { trainer } = this.agreement.job;
+    const { recheck, agreement: { job: { trainer } } } = this, found = [];
+    const what = "certificate: expected a signature by";
     const head = utf8(`DSSEv1 ${kind.length} ${kind} ${payload.length} `);
     const digest = recheck.sha256(Uint8Array.of(...head, ...payload));
     for (const [key, signature] of [...signatures].filter(([id]) => id.startsWith("0x"))) {

@@ -6,14 +6,21 @@ export class Refused extends Error {}
 /** @param {string} sentence @returns {never} */
 export const refuse = (sentence) => { throw new Refused(sentence); };
 
-/** Names a file in a refusal, unless that does. @template T @param {() => T} work @returns {T} */
-export function naming(name, work) {
+/** What `work` returns and null, or null and its refusal. @template T @param {() => T} work @returns {[T, Refused]} */
+export function attempt(work) {
   try {
-    return work();
+    return [work(), null];
   } catch (error) {
-    if (error instanceof Refused && !error.message.includes(name)) error.message = `${name}: ${error.message}`;
+    if (error instanceof Refused) return [null, error];
     throw error;
   }
+}
+
+/** What `work` returns; its refusal gets a name in front, unless that is in it. @template T @param {() => T} work */
+export function naming(name, work) {
+  const [found, refusal] = attempt(work);
+  if (refusal) refuse(refusal.message.includes(name) ? refusal.message : `${name}: ${refusal.message}`);
+  return found;
 }
 
 /** @param {string} hex @returns {Uint8Array} */

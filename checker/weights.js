@@ -2,7 +2,7 @@
  * Weights against a certificate, with the plan and sentences of tiebreak/api/certification/certificates.py, folders.py.
  * A file is {size, slice(from, to) -> Promise<Uint8Array>}; a folder a Map of files by path, null for an empty one.
  */
-import { Refused, naming, refuse } from "./module.js";
+import { attempt, naming, refuse } from "./module.js";
 import { JsonFields, MAX_ENVELOPE, TooDeep, commas, dumps, parseJson, printable, quoted, sorted } from "./formats.js";
 import { SignedCertificate, listed } from "./certificate.js";
 import { DTYPES, openTensors, piecesOf, readAt, readWhole } from "./tensors.js";
@@ -165,14 +165,11 @@ async function doubtful(files, found, isListed) {
 /** The fields of a JSON document, at any depth, by which a loader is misled. */
 async function misleading(file, found) {
   if (!file || file.size > MAX_JSON) return [MORE];
-  const bytes = await file.slice(0, file.size), fields = new Set(), left = [];
+  const bytes = await file.slice(0, file.size), fields = new Set();
   // UTF-16 and UTF-32, which no loader writes, are not looked into.
   if (bytes.length !== file.size || bytes.subarray(0, 4).some((byte) => !byte || byte > 0xfd)) return [MORE];
-  try {
-    left.push(parseJson(bytes, MAX_NESTING, true));
-  } catch (error) {
-    return error instanceof TooDeep ? [MORE] : []; // what breaks a rule of JSON a loader does not read either
-  }
+  const [document, refusal] = attempt(() => parseJson(bytes, MAX_NESTING, true)), left = [document];
+  if (refusal) return refusal instanceof TooDeep ? [MORE] : []; // what breaks a rule of JSON no loader reads either
   while (left.length) {
     const one = left.pop();
     if (!(one instanceof Map || Array.isArray(one))) continue;
@@ -247,23 +244,13 @@ async function checkGiven(recheck, given, found, certificate, options, pass) {
   pass(6);
 }
 
-/** What work returns, or its refusal. */
-function attempt(work) {
-  try {
-    return work();
-  } catch (error) {
-    if (error instanceof Refused) return error;
-    throw error;
-  }
-}
-
 /** The name of the origin that others are of certified weights (7). all: what may be origins of scores. */
 function roleOf(certificate, found, other, all) {
   const idsOf = ({ tensors }) => String(sorted(new Set(tensors.values())));
   if (found.isEvaluation && !other.isEvaluation) {
-    const both = (one) => certificate.checkBase(found.tensors, new Map([...one.tensors, ...other.tensors]));
-    const isWith = (one) => one.isModel !== other.isModel && !(attempt(() => both(one)) instanceof Refused);
-    if (all.some(isWith)) return other.isModel ? "under" : "scored";
+    const check = (one) => certificate.checkBase(found.tensors, new Map([...one.tensors, ...other.tensors]));
+    const isBaseWith = (one) => one.isModel !== other.isModel && !attempt(() => check(one))[1];
+    if (all.some(isBaseWith)) return other.isModel ? "under" : "scored";
   }
   if (certificate.adapter && other.isModel) {
     certificate.checkBase(found.tensors, other.tensors);
@@ -281,13 +268,10 @@ function follow(made) {
   const startsFirst = [...made].sort((a, b) => Number(a.found.isModel) - Number(b.found.isModel));
   for (const link of links) { // which grow
     for (const other of link.certificate ? startsFirst : []) {
-      const role = attempt(() => roleOf(link.certificate, link.found, other.found, rest));
-      if (role instanceof Refused) {
-        if (!why.has(other)) why.set(other, role.message);
-        continue;
-      }
-      if (!link.origins.has(role)) link.origins.set(role, other);
-      if (link.origins.get(role) === other && !links.includes(other)) links.push(other);
+      const [role, refusal] = attempt(() => roleOf(link.certificate, link.found, other.found, rest));
+      if (refusal && !why.has(other)) why.set(other, refusal.message);
+      if (role && !link.origins.has(role)) link.origins.set(role, other);
+      if (role && link.origins.get(role) === other && !links.includes(other)) links.push(other);
     }
   }
   const other = made.find((one) => !links.includes(one));
@@ -398,20 +382,18 @@ async function certificateIn(entries) {
 
 /** Sorts what was dropped: the certificate, and the weights. @param {[string, Source | null][]} entries by path */
 export async function arrange(entries) {
-  const isLoose = ([path, file]) => file && !path.includes("/"), loose = entries.filter(isLoose), tops = new Map();
-  for (const entry of entries.filter((one) => !isLoose(one))) {
-    const [top, ...rest] = entry[0].split("/");
-    if (!tops.has(top)) tops.set(top, new Map());
-    if (rest.length) tops.get(top).set(rest.join("/"), entry[1]);
-  }
-  const [folder, more] = tops, own = await certificateIn(loose), left = loose.filter((entry) => entry !== own);
-  if (more)
-    refuse(`expected one folder of weights, got ${namesOf([...tops])}; those they come from have a place of their own`);
-  if (folder && left.length) refuse(`expected a folder and a certificate, got ${namesOf(left)} as well`);
-  const inside = own ? undefined : await certificateIn([...folder?.[1] ?? []].filter(isLoose));
+  const isLoose = ([path, file]) => file && !path.includes("/"), loose = entries.filter(isLoose);
+  const folders = new Set(entries.filter((one) => !isLoose(one)).map(([path]) => path.split("/")[0]));
+  const own = await certificateIn(loose), left = loose.filter((entry) => entry !== own), [folder] = folders;
+  if (folders.size > 1)
+    refuse(`expected one folder of weights, got ${listed([...folders])}; what they come from has a place of its own`);
+  if (folders.size && left.length) refuse(`expected a folder and a certificate, got ${namesOf(left)} as well`);
+  const inside = entries.filter(([path]) => path.startsWith(`${folder}/`))
+    .map(([path, file]) => [path.slice(folder.length + 1), file]);
+  const other = own ? undefined : await certificateIn(inside.filter(isLoose));
   const certificate = own ? { path: own[0], file: own[1] }
-    : inside && { path: `${folder[0]}/${inside[0]}`, file: inside[1], inside: inside[0] };
-  if (folder) return { model: { name: folder[0], files: folder[1] }, certificate };
+    : other && { path: `${folder}/${other[0]}`, file: other[1], inside: other[0] };
+  if (folders.size) return { model: { name: folder, files: new Map(inside) }, certificate };
   const file = left.length === 1 ? { file: left[0][1] } : { files: new Map(left) };
   return { model: left.length ? { name: left.length > 1 ? "these files" : left[0][0], ...file } : null, certificate };
 }
