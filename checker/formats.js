@@ -44,7 +44,7 @@ export function parseJson(bytes, depth, lenient = false) {
   let deep = 0, colons = 0, members = 0, longest = 0;
   const tag = (token) => {
     if (token[0] === '"') return `"s${token.slice(1)}`;
-    if (lenient && /[NI]/.test(token)) return " 1e999";
+    if (lenient && /[NI]/.test(token)) return " 1e999 ";
     colons += token === ":" ? 1 : 0;
     deep += "[{".includes(token) ? 1 : "]}".includes(token) ? -1 : 0;
     if (deep > depth) throw new TooDeep(`expected at most ${depth} brackets inside each other, got more`);
