@@ -1,6 +1,6 @@
 /** Certificates (tiebreak/protocol/commitments/certificate.py), with the same numbered plan and sentences. */
 import { STATE, naming, refuse, utf8 } from "./module.js";
-import { JsonFields, base64, dumps, fromBase64, isInteger, quoted, commas, readEnvelope, sorted } from "./formats.js";
+import { JsonFields, dumps, fromBase64, isInteger, quoted, commas, readEnvelope, sorted } from "./formats.js";
 import { DIGEST, PRINTABLE, listOf, matching, prefixedHex, upTo } from "./formats.js";
 import { SignedHead, SignedJob } from "./job.js";
 
@@ -39,19 +39,14 @@ const PLACES = listOf("pairs of integers", ["", (pair) => PLACE[1](pair) && pair
 
 /** The entries of a state that the tensors of some files are. Ids are Maps from the names of tensors in files. */
 class Weights {
-  /** @param {JsonFields} found */
-  constructor(found) {
+  /** @param {JsonFields} found @param {bigint} leaves the number of entries of the state */
+  constructor(found, leaves) {
     Object.assign(this, found.record({ prefix: PRINTABLE, places: PLACES, nodes: DIGESTS }));
     this.places = this.places.map((pair) => pair.map(Number));
+    this.count = this.places.reduce((sum, [, count]) => sum + count, 0);
     this.names = found.inner("names").each(PRINTABLE);
-    this.suffixes = found.has("suffixes") ? found.inner("suffixes").each(PRINTABLE) : new Map();
-  }
-
-  get count() { return this.places.reduce((sum, [, count]) => sum + count, 0); }
-
-  document(leaves) {
-    const { prefix, names, places, nodes, suffixes, count } = this;
-    return { entries: count, of: leaves, prefix, names, places, nodes, suffixes: suffixes.size ? suffixes : undefined };
+    this.suffixes = found.has("suffixes") ? found.inner("suffixes").each(PRINTABLE, 1) : new Map();
+    found.allSame({ entries: BigInt(this.count), of: leaves });
   }
 
   check(leaves) {
@@ -120,18 +115,17 @@ const NUMBER = upTo((1n << 80n) - 1n), SIZES = { parameters: NUMBER, trained: NU
 const SHAPE = ["a shape", (sizes) => listOf("", NUMBER)[1](sizes) && sizes.length <= 8];
 const TYPE = matching("a type such as nvidia-gpu-eat", /^[a-z0-9][a-z0-9.+-]{0,63}$/);
 
-// What is read of a part of the predicate is what the part says again.
-
-function readSizes(found) {
-  const sizes = found.record(SIZES), data = found.inner("data").each(SHAPE);
-  if (data.size > MAX_SHAPES) refuse(`sizes: expected shapes of at most ${MAX_SHAPES} printable names, got others`);
-  return { ...sizes, data };
+function checkSizes(found) {
+  found.record(SIZES);
+  const names = [...found.inner("data").each(SHAPE).keys()];
+  if (names.length > MAX_SHAPES || !names.every(PRINTABLE[1]))
+    refuse(`sizes: expected shapes of at most ${MAX_SHAPES} printable names, got others`);
 }
 
-function readAttestation(found) {
-  const type = found.take("type", ...TYPE), evidence = found.text("evidence");
-  const size = fromBase64("attestation", evidence).length;
-  if (size && size <= MAX_EVIDENCE) return { type, evidence };
+function readAttestation(found, nonce) {
+  found.same("nonce", nonce);
+  const type = found.take("type", ...TYPE), size = fromBase64("attestation", found.text("evidence")).length;
+  if (size && size <= MAX_EVIDENCE) return { type };
   return refuse(`attestation: expected evidence of 1 to ${commas(MAX_EVIDENCE)} bytes, got ${commas(size)}`);
 }
 
@@ -152,63 +146,51 @@ export class SignedCertificate {
     this.signers = this.signersOf(envelope);
   }
 
-  /** Reads the statement, makes it again from its content, and compares every byte (1). */
+  /** Reads the statement (1): what the signed job and head in it say, no other fields, and in its one spelling. */
   decode({ kind, payload }) {
     if (kind !== PAYLOAD) refuse(`envelope: expected a payload of type ${PAYLOAD}, got ${kind}`);
-    const top = JsonFields.parse("statement", payload, 6);
-    top.same("_type", STATEMENT);
-    top.same("predicateType", CERTIFICATE);
-    const predicate = top.inner("predicate");
-    const signed = (name) => fromBase64(`${name}, signed`, predicate.inner(name).text("signed"));
+    const top = JsonFields.parse("statement", payload, 6), predicate = top.inner("predicate");
+    top.allSame({ _type: STATEMENT, predicateType: CERTIFICATE });
     const given = (name, read) => (predicate.has(name) ? read(predicate.inner(name)) : undefined);
-    const list = (from, name, words) => from.take(name, ...OBJECTS(words)).map((one) => new JsonFields(name, one));
-    this.agreement = new SignedJob(this.recheck, signed("job"));
-    this.head = new SignedHead(signed("head"));
+    const list = (from, name, words) => from.take(name, ...OBJECTS(words)).map((one) => top.part(name, one));
+    this.readAgreement(predicate.inner("job"), predicate.inner("head"));
+    const leaves = this.agreement.job.state_count;
     this.final = predicate.inner("finalState").record(FINAL);
-    this.files = new Map(list(top, "subject", "at least one file").map((one) => (
-      [one.take("name", ...FILE), one.inner("digest").digest("sha256")])));
-    this.weights = new Weights(predicate.inner("weights"));
-    this.audits = predicate.has("audits")
-      ? list(predicate, "audits", "seats").map((one) => one.record(SEAT)) : undefined;
+    const files = list(top, "subject", "at least one file")
+      .map((one) => [one.take("name", ...FILE), one.inner("digest").digest("sha256")]);
+    this.files = new Map(files);
+    if (String(sorted(this.files.keys())) !== String(files.map(([name]) => name)))
+      refuse("subject: expected ascending names of files, got others");
+    this.weights = new Weights(predicate.inner("weights"), leaves);
+    this.audits = predicate.has("audits") && list(predicate, "audits", "seats").map((one) => one.record(SEAT));
     this.settlement = given("settlement", (found) => found.record(LOGGED));
     this.adapter = given("adapter", (found) => (
-      { ...found.record({ configuration: DIGEST, root: DIGEST }), base: new Weights(found.inner("base")) }));
+      { ...found.record({ configuration: DIGEST, root: DIGEST }), base: new Weights(found.inner("base"), leaves) }));
     this.start = given("start", (found) => {
-      const own = found.inner("nodes"), theirs = this.weights.nodes;
-      const nodes = theirs.map((node, n) => [`${n}`, own.has(`${n}`) ? own.digest(`${n}`) : node]);
-      return { root: found.digest("root"), nodes: new Map(nodes.filter(([, node], n) => node !== theirs[n])) };
+      const own = found.inner("nodes"), differs = (node) => [DIGEST[0], (value) => DIGEST[1](value) && value !== node];
+      const nodes = this.weights.nodes.map((node, n) => own.has(`${n}`) ? own.take(`${n}`, ...differs(node)) : node);
+      return { root: found.digest("root"), nodes };
     });
-    this.sizes = given("sizes", readSizes);
     this.others = given("others", readOthers);
     this.environment = predicate.inner("environment").each(PRINTABLE);
-    this.attestation = given("attestation", readAttestation);
-    const made = dumps(this.document()), text = new TextDecoder("utf-8", { ignoreBOM: true }).decode(payload);
-    let at = 0;
-    while (at < made.length && made[at] === text[at]) at++;
-    if (made === text) return;
-    refuse("statement: expected what the signed job and head in it say, in its one spelling, got another, from "
-      + `character ${at} on: ${quoted(text.slice(at, at + 80))}`);
+    this.attestation = given("attestation", (found) => readAttestation(found, this.head.head.run_root));
+    given("sizes", checkSizes);
+    top.finish();
+    if (dumps(top.data) !== new TextDecoder("utf-8", { ignoreBOM: true }).decode(payload))
+      refuse("statement: expected its one spelling, got another");
   }
 
-  /** The statement that has this content. */
-  document() {
-    const { agreement, adapter, attestation, leaves } = this, { job, domain, id, checkpoints, isLogged } = agreement;
-    const { head, bytes } = this.head;
-    const subject = sorted(this.files.keys()).map((name) => ({ name, digest: { sha256: this.files.get(name) } }));
-    const predicate = {
-      job: {
-        id, client: `0x${job.client}`, trainer: `0x${job.trainer}`, data: job.data_root, program: job.program_root,
-        chain: `${domain.chain}`, board: `0x${domain.contract}`, firstState: job.initial_state_root, steps: job.steps,
-        checkpoints, policy: isLogged ? "logged" : "exact", precision: job.precision, signed: base64(agreement.bytes),
-      },
-      head: { count: head.count, runRoot: head.run_root, signed: base64(bytes) },
-      finalState: this.final, weights: this.weights.document(leaves), environment: this.environment,
-      audits: this.audits, settlement: this.settlement,
-      adapter: adapter && { ...adapter, base: adapter.base.document(leaves) },
-      start: this.start, sizes: this.sizes, others: this.others,
-      attestation: attestation && { ...attestation, nonce: head.run_root },
-    };
-    return { _type: STATEMENT, subject, predicateType: CERTIFICATE, predicate };
+  readAgreement(job, head) {
+    this.agreement = new SignedJob(this.recheck, fromBase64("job, signed", job.text("signed")));
+    this.head = new SignedHead(fromBase64("head, signed", head.text("signed")));
+    const { job: signed, domain, id, checkpoints, isLogged } = this.agreement;
+    job.allSame({
+      id, client: `0x${signed.client}`, trainer: `0x${signed.trainer}`, chain: `${domain.chain}`,
+      board: `0x${domain.contract}`, data: signed.data_root, program: signed.program_root,
+      firstState: signed.initial_state_root, steps: signed.steps, checkpoints,
+      policy: isLogged ? "logged" : "exact", precision: signed.precision,
+    });
+    head.allSame({ count: this.head.head.count, runRoot: this.head.head.run_root });
   }
 
   verify() {
@@ -260,8 +242,7 @@ export class SignedCertificate {
   checkStart(ids) {
     if (!this.start) refuse("certificate: expected one that names what its run started from, got an older one");
     const { recheck, leaves, weights, start } = this, first = this.agreement.job.initial_state_root;
-    const nodes = weights.nodes.map((node, n) => start.nodes.get(`${n}`) ?? node);
-    const began = Object.assign(Object.create(Weights.prototype), weights, { nodes });
+    const began = Object.assign(Object.create(Weights.prototype), weights, { nodes: start.nodes });
     began.checkRoot(recheck, leaves, "start", ids, first, "the run started from"); // (8)
     checkName(recheck, "start", start.root, weights.entries(ids).values());
   }

@@ -73,14 +73,13 @@ export function parseJson(bytes, depth, lenient = false) {
   return lenient || members === colons ? found : refuse("a name appears twice");
 }
 
-/** The one JSON of a value: sorted names, no spaces, ASCII. Objects may be Maps; undefined fields are left out. */
+/** The one JSON of a value: sorted names, no spaces, ASCII. Objects may be Maps. */
 export function dumps(value) {
   if (typeof value === "string") return JSON.stringify(value).replace(/[^ -~]/g, escaped);
   if (Array.isArray(value)) return `[${value.map(dumps).join(",")}]`;
   if (value === null || typeof value !== "object") return String(value);
   const fields = value instanceof Map ? value : new Map(Object.entries(value));
-  const names = sorted(fields.keys()).filter((name) => fields.get(name) !== undefined);
-  return `{${names.map((name) => `${dumps(name)}:${dumps(fields.get(name))}`).join(",")}}`;
+  return `{${sorted(fields.keys()).map((name) => `${dumps(name)}:${dumps(fields.get(name))}`).join(",")}}`;
 }
 
 /** Kinds of JSON values: each in words, and what is one. */
@@ -95,8 +94,8 @@ export const PRINTABLE = matching("printable text", /^[ -~]{0,255}$/);
 /** The fields of an object, each of which is taken once. Every error names the field. */
 export class JsonFields {
   constructor(name, data) {
-    this.name = name;
-    this.left = new Map(data instanceof Map ? data : refuse(`${name}: expected an object, got another value`));
+    if (!(data instanceof Map)) refuse(`${name}: expected an object, got another value`);
+    Object.assign(this, { name, data, left: new Map(data), parts: [] });
   }
 
   static parse(name, bytes, depth) {
@@ -116,20 +115,29 @@ export class JsonFields {
   text(key, pattern = /^/, expected = "text") { return this.take(key, ...matching(expected, pattern)); }
   digest(key) { return this.take(key, ...DIGEST); }
   same(key, value, source = "") { this.take(key, `${value}${source}`, (found) => found === value); }
+  allSame(values) { for (const [key, value] of Object.entries(values)) this.same(key, value); }
   /** Fields of these kinds. @returns {object} */
   record(kinds) {
     return Object.fromEntries(Object.entries(kinds).map(([key, kind]) => [key, this.take(key, ...kind)]));
   }
-  /** All fields that are left, of one kind. @returns {Map<string, any>} */
-  each(kind) {
+  /** All fields that are left, of one kind, at least so many. @returns {Map<string, any>} */
+  each(kind, least = 0) {
     const names = [...this.left.keys()];
-    if (!names.every(PRINTABLE[1])) refuse(`${this.name}: expected printable names, got others`);
+    if (names.length < least || !names.every((name) => /^[ -~]*$/.test(name)))
+      refuse(`${this.name}: expected printable names, got others`);
     return new Map(names.map((name) => [name, this.take(name, ...kind)]));
   }
-  inner(key) {
-    return new JsonFields(`${this.name}, ${key.slice(0, 200)}`, this.take(key, "an object", (x) => x instanceof Map));
+  /** The fields of a value, which are to be taken too. */
+  part(name, data) {
+    this.parts.push(new JsonFields(name, data));
+    return this.parts.at(-1);
   }
+  inner(key) {
+    return this.part(`${this.name}, ${key.slice(0, 200)}`, this.take(key, "an object", (x) => x instanceof Map));
+  }
+  /** Requires that all fields were taken, of the parts too. */
   finish() {
+    this.parts.forEach((part) => part.finish());
     const [more] = sorted(this.left.keys());
     if (more !== undefined) refuse(`${this.name}: expected no other fields, got ${quoted(more.slice(0, 200))}`);
   }
