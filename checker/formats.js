@@ -28,8 +28,8 @@ export const sorted = (texts) => [...texts].sort((a, b) => {
 
 // ---------------------------------------------------------------- JSON
 
-/** Strings, of which one may lack its end; numbers; constants that are not JSON; and what structure is made of. */
-const TOKENS = /"[^"\\]*(?:\\[^][^"\\]*)*(?:"|\\?$)|-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|NaN|-?Infinity|[:[\]{}]/g;
+/** Escapes and quotes; numbers; constants that are not JSON; and what structure is made of. */
+const TOKENS = /\\[^]|"|-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|NaN|-?Infinity|[:[\]{}]/g;
 const INTEGER = /^-?(?:0|[1-9]\d*)$/, MAX_DIGITS = 4300;
 
 export class TooDeep extends Refused {}
@@ -41,9 +41,11 @@ export class TooDeep extends Refused {}
  * @param {boolean} lenient whether repeated names, NaN, infinities and bytes that are not UTF-8 pass
  */
 export function parseJson(bytes, depth, lenient = false) {
-  let deep = 0, colons = 0, members = 0, longest = 0;
+  let isInside = false, deep = 0, colons = 0, members = 0, longest = 0;
   const tag = (token) => {
-    if (token[0] === '"') return `"s${token.slice(1)}`;
+    if (token === '"') isInside = !isInside;
+    if (token === '"') return isInside ? '"s' : token;
+    if (isInside) return token;
     if (lenient && /[NI]/.test(token)) return " 1e999 ";
     colons += token === ":" ? 1 : 0;
     deep += "[{".includes(token) ? 1 : "]}".includes(token) ? -1 : 0;
@@ -67,7 +69,7 @@ export function parseJson(bytes, depth, lenient = false) {
     if (longest > MAX_DIGITS) refuse(`expected integers of at most ${MAX_DIGITS} digits, got one of ${longest}`);
     found = untagged(JSON.parse(text));
   } catch (error) {
-    if (error instanceof Refused) throw error;
+    if (!(error instanceof SyntaxError || error instanceof TypeError)) throw error; // such as a lack of memory
     refuse("bytes that are not UTF-8, or break a rule of JSON");
   }
   return lenient || members === colons ? found : refuse("a name appears twice");
@@ -163,15 +165,14 @@ export function readEnvelope(bytes) {
   const kind = top.text("payloadType", /^[ -~]{1,128}$/), payload = fromBase64("payload", top.text("payload"));
   const isShort = (list) => Array.isArray(list) && list.length <= MAX_SIGNATURES;
   const listed = top.take("signatures", `up to ${MAX_SIGNATURES} signatures`, isShort);
-  top.finish();
   listed.forEach((item, n) => {
-    const one = new JsonFields(`envelope, signature ${n + 1}`, item);
+    const one = top.part(`envelope, signature ${n + 1}`, item);
     const key = one.text("keyid", /^[ -~]{0,128}$/, "up to 128 printable characters");
     const signature = fromBase64("signature", one.text("sig"));
-    one.finish();
     if (signatures.has(key) || signature.length > MAX_SIGNATURE)
       refuse(`envelope: expected one short signature for each key id, got ${quoted(key)} otherwise`);
     signatures.set(key, signature);
   });
+  top.finish();
   return { kind, payload, signatures };
 }
