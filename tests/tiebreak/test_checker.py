@@ -27,7 +27,7 @@ NEEDED = "TIEBREAK_NEED_WASM" in os.environ
 pytestmark = pytest.mark.skipif(not (MODULE.exists() or NEEDED), reason="needs recheck.wasm, which make wasm builds")
 
 
-OWN_WORDS = re.compile(", got|header: |the one base64|no secp256k1|v of 27|: Exp|attestation: |: expected what the signed")
+OWN_WORDS = re.compile(", got|header: |the one base64|no secp256k1|v of 27|: Exp|attestation: |: expected what")
 """Where sentences of the command begin that the page says otherwise."""
 
 
