@@ -1,4 +1,4 @@
-/** The module `recheck.wasm` (recheck/wasm.c), called from JavaScript. Digests and addresses are hex strings without 0x. */
+/** The module `recheck.wasm` (recheck/wasm.c) in JavaScript. Digests and addresses are hex without 0x. */
 
 /** A sentence for the user: what was expected, and what came. */
 export class Refused extends Error {}
@@ -6,7 +6,24 @@ export class Refused extends Error {}
 /** @param {string} sentence @returns {never} */
 export const refuse = (sentence) => { throw new Refused(sentence); };
 
-/** Does work that may be refused: the reason is then what `instead` gets. @template T @param {() => T} work @returns {Promise<T>} */
+/** What `work` returns and null, or null and its refusal. @template T @param {() => T} work @returns {[T, Refused]} */
+export function attempt(work) {
+  try {
+    return [work(), null];
+  } catch (error) {
+    if (error instanceof Refused) return [null, error];
+    throw error;
+  }
+}
+
+/** What `work` returns; its refusal gets a name in front, unless that is in it. @template T @param {() => T} work */
+export function naming(name, work) {
+  const [found, refusal] = attempt(work);
+  if (refusal) refuse(refusal.message.includes(name) ? refusal.message : `${name}: ${refusal.message}`);
+  return found;
+}
+
+/** Awaits work that may be refused: the reason is then what `instead` gets. @template T @param {() => T} work @returns {Promise<T>} */
 export async function refusing(work, instead) {
   try {
     return await work();
@@ -45,7 +62,7 @@ export class Recheck {
     return at;
   }
 
-  /** Calls `work`, and frees what was made within, after a refusal too. @template T @param {() => T} work @returns {T} */
+  /** Calls `work`, and frees what was made within. @template T @param {() => T} work @returns {T} */
   scratch(work) {
     const mark = this.exports.mark() >>> 0;
     try { return work(); } finally { this.exports.release(mark); }
@@ -94,6 +111,7 @@ export class Recheck {
 
   /** The address whose key signed a digest. */
   signer(digest, signature) {
+    if (signature.length !== 65) refuse(`expected a signature of 65 bytes, got ${signature.length}`);
     return this.scratch(() => hexOf(this.get(this.exports.signer(this.put(bytesOf(digest)), this.put(signature)), 20)));
   }
 }

@@ -1,9 +1,8 @@
 /* A run's folder (tiebreak/engine/run/directory.py): what its job, its heads, its records and its states say. */
 import { Refused, refuse, refusing, bytesOf, hexOf, STATE } from "./module.js";
-import { unpack, versioned, requireBytes, wide } from "./msgpack.js";
 import { printable } from "./formats.js";
 import { Folder, piecesOf } from "./tensors.js";
-import { FINITE_LOSSES, HEAD, JOB, checkJob, fieldsOf, least, structOf, typedDigest, typeOf } from "./job.js";
+import { SignedHead, SignedJob } from "./job.js";
 import { Program, tensorId } from "./replay.js";
 
 /** A request for what is not there. */
@@ -11,8 +10,7 @@ export class Asked extends Refused {}
 /** A replay contradicts what the trainer signed. details: lines to show below the sentence. place: see `placeOf`. */
 export class Fraud extends Refused {}
 
-const MAX_FILE = 1 << 16, MAX_MESSAGE = 2048, MAX_RECORDS = 1 << 25, MAX_PROGRAM = 1 << 30, RECORD = 76, SIGNATURE = 65;
-const MAX_ORIGIN = 160;
+const MAX_FILE = 1 << 16, MAX_RECORDS = 1 << 25, MAX_PROGRAM = 1 << 30, RECORD = 76, MAX_ORIGIN = 160;
 const STATE_NAME = /^checkpoints\/([0-9]{12,20})\.safetensors$/, JOB_NAME = /(?:^|\/)job\.bin$/;
 
 /** The depth of a tree of so many leaves. */
@@ -21,7 +19,6 @@ const named = (prefix, work) => refusing(work, (said) => refuse(`${prefix}: ${sa
 
 /** Bits of an f32 as a number. */
 export const floatOf = (bits) => new Float32Array(Uint32Array.of(bits).buffer)[0];
-const inPython = (number) => String(number).replace("NaN", "nan").replace("Infinity", "inf");
 const pathOfState = (step) => `checkpoints/${String(step).padStart(12, "0")}.safetensors`;
 
 /** An opened run. */
@@ -45,24 +42,9 @@ export class Run extends Folder {
   }
 
   readJob(raw) {
-    const { recheck } = this, top = versioned("job file", unpack(raw, MAX_MESSAGE), 6);
-    const chain = wide("job file, field 2", top[1]), contract = hexOf(requireBytes("job file, field 3", top[2], 20));
-    const job = fieldsOf("Job", JOB, "job file, field 4", top[3]);
-    checkJob(job);
-    const signatures = [requireBytes("job file, field 5", top[4], SIGNATURE), top[5]];
-    if (!(top[5] instanceof Uint8Array && !top[5].length)) requireBytes("job file, field 6", top[5], SIGNATURE);
-    Object.assign(this, { job, domain: { chain, contract }, isLogged: job.policy === 1n });
-    this.id = structOf(recheck, typeOf("Job", JOB), JOB.map(([name]) => job[name]));
-    this.checkpoints = least(job.steps, job.checkpoint_interval);
-    const digest = typedDigest(recheck, this.domain, this.id);
-    this.checkSignature(digest, signatures[0], job.client);
-    this.checkSignature(digest, signatures[1], job.trainer);
-  }
-
-  checkSignature(digest, signature, address) {
-    if (signature.length !== SIGNATURE) refuse(`expected a signature of ${SIGNATURE} bytes, got ${signature.length}`);
-    const found = this.recheck.signer(digest, signature);
-    if (found !== address) refuse(`expected a signature by 0x${address}, got one by 0x${found}`);
+    const agreement = new SignedJob(this.recheck, raw), { job, id, checkpoints, isLogged } = agreement;
+    agreement.verify();
+    Object.assign(this, { agreement, job, id, checkpoints, isLogged });
   }
 
   firstStep(checkpoint) { return BigInt(checkpoint) * this.job.checkpoint_interval + 1n; }
@@ -77,13 +59,9 @@ export class Run extends Folder {
   async head(path) {
     const raw = await this.whole(path, MAX_FILE);
     const head = await named(`${this.name}/${path}`, () => {
-      const top = versioned("head file", unpack(raw, MAX_MESSAGE), 5), found = fieldsOf("Head", HEAD, "head", top.slice(1, 4));
-      const signature = requireBytes("head file, field 5", top[4], SIGNATURE);
-      if (found.job_id !== this.id) refuse(`head: expected job ${this.id}, got ${found.job_id}`);
-      if (found.count > this.checkpoints) refuse(`head: expected at most ${this.checkpoints} checkpoints, got ${found.count}`);
-      const struct = structOf(this.recheck, typeOf("Head", HEAD), HEAD.map(([name]) => found[name]));
-      this.checkSignature(typedDigest(this.recheck, this.domain, struct), signature, this.job.trainer);
-      return found;
+      const signed = new SignedHead(raw);
+      signed.verify(this.agreement);
+      return signed.head;
     });
     if (path !== `heads/${String(head.count).padStart(12, "0")}.bin`)
       refuse(`${this.name}/${path}: expected the head of this file's count, got one of ${head.count}`);
@@ -113,10 +91,7 @@ export class Run extends Folder {
     if (BigInt(records.length) < head.count || root !== head.run_root)
       refuse(`expected ${head.count} records with the signed root ${head.run_root}, got ${records.length} with ${root};`
         + " a whole audit needs none of them");
-    for (const { step, loss } of records)
-      if (this.job.tolerances & FINITE_LOSSES && (loss & 0x7f800000) === 0x7f800000)
-        throw new Fraud(`step ${step}: expected a finite loss, as the job demands, got ${inPython(floatOf(loss))} `
-          + `(0x${loss.toString(16).padStart(8, "0")})`);
+    for (const { step, loss } of records) this.agreement.checkLoss(step, BigInt(loss), Fraud);
     return { head, records };
   }
 
