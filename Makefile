@@ -126,7 +126,7 @@ $(COMPILER_STAMP):
 wasm: setup $(COMPILER_STAMP) ## recheck as a WebAssembly module and the page that holds it: build (100 MB of compiler), test both (Node; Debian's chromium)
 	$(MAKE) -C recheck wasm ZIG="$(abspath $(COMPILER))/bin/python -m ziglang"
 	$(BIN)/python scripts/checker.py $(CHECK)
-	TIEBREAK_NEED_WASM=1 $(BIN)/python -m pytest -n0 -m "" tests/protocol/test_wasm.py tests/tiebreak/test_checker*.py
+	TIEBREAK_NEED_WASM=1 $(BIN)/python -m pytest -n0 -m "" tests/protocol/test_wasm.py $(wildcard tests/tiebreak/test_checker*.py)
 
 gpu: setup ## Measure a GPU in slices of 4 minutes; killed, it goes on (OPTIONS=--list: what is done; "--device cpu": a trial without one)
 	$(BIN)/python -m benchmarks.gpu $(OPTIONS)

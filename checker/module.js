@@ -23,7 +23,7 @@ export function naming(name, work) {
   return found;
 }
 
-/** Awaits work that may be refused: the reason is then what `instead` gets. @template T @param {() => T} work @returns {Promise<T>} */
+/** Awaits work; if it is refused, `instead` gets the reason. @template T @param {() => T} work @returns {Promise<T>} */
 export async function refusing(work, instead) {
   try {
     return await work();

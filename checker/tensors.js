@@ -27,7 +27,8 @@ export async function readWhole(file, path, limit) {
 
 function entryOf(path, name, entry, start, size) {
   const what = `${path}, ${name}`, short = `${path}, ${name.slice(0, 60)}`, fields = new JsonFields(short, entry);
-  const isCount = (value) => isInteger(value, 0n, (1n << 63n) - 1n), few = "a list of at most 64 integers of 0 to 2^63 - 1";
+  const isCount = (value) => isInteger(value, 0n, (1n << 63n) - 1n);
+  const few = "a list of at most 64 integers of 0 to 2^63 - 1";
   const areCounts = (values) => Array.isArray(values) && values.length <= 64 && values.every(isCount);
   const isKind = (value) => typeof value === "string" && Object.hasOwn(WIDTHS, value);
   const kind = fields.take("dtype", `one of ${Object.keys(WIDTHS).join(", ")}`, isKind);

@@ -1,13 +1,15 @@
-"""Counts the lines of Python that carry code (of stubs too) in core, lab, benchmarks and tests, against budgets.
+"""Counts the lines that carry code (of stubs too) in core, lab, benchmarks, tests and the page, against budgets.
 
 A line counts if a token other than a comment or a docstring begins in it, so comments, docstrings and blank lines cost
 nothing. The core is what trains, audits, disputes, certifies and settles; the lab (`tiebreak/lab`) plays, studies and
-shows it. C is shown in raw lines, without a budget. `make lint` fails above a budget; only a capability of `PLANNED`
-may raise that of the core, by as much as it says, in the commit that brings it.
+shows it; the page (`checker/`, JavaScript and CSS) checks files in a browser. C is shown in raw lines, without budget.
+`make lint` fails above a budget; only a capability of `PLANNED` may raise that of the core, by as much as it says, in
+the commit that brings it.
 """
 
 import ast
 import io
+import re
 import subprocess
 import sys
 import tokenize
@@ -15,12 +17,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-BUDGETS: Final = {"core": 47_550, "lab": 8_980, "benchmarks": 3_745, "tests": 58_700}
-AREAS: Final = {"tiebreak/lab/": "lab", "tiebreak/": "core", "benchmarks/": "benchmarks", "tests/": "tests"}
+BUDGETS: Final = {"core": 47_480, "lab": 8_980, "benchmarks": 3_745, "tests": 59_660, "page": 2_030}
+AREAS: Final = {
+    "tiebreak/lab/": "lab",
+    "tiebreak/": "core",
+    "benchmarks/": "benchmarks",
+    "tests/": "tests",
+    "checker/": "page",
+}
 """Beginning of a path -> its area; the first that fits counts."""
 PLANNED: Final = {
     "reinforcement learning": 300,
-    "verification in a browser": 100,
     "4-bit bases and several processes": 800,
 }
 """The lines of code that may still be added to the core, by what they are for."""
@@ -28,6 +35,8 @@ SILENT: Final = frozenset(
     {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 )
 """Kinds of tokens that carry no code."""
+COMMENT: Final = re.compile(r"\s*(//|/?\*|$)")
+"""The beginning of a line of JavaScript or CSS that carries none."""
 
 
 def docstrings(tree: ast.AST) -> Iterator[range]:
@@ -55,6 +64,8 @@ def count(root: Path) -> tuple[dict[str, int], int]:
             continue
         if path.suffix in {".py", ".pyi"}:
             found[area] += code_lines(path.read_text(encoding="utf-8"))
+        elif path.suffix in {".js", ".css"} and path.parent.name == "checker":
+            found[area] += sum(not COMMENT.match(line) for line in path.read_text(encoding="utf-8").splitlines())
         elif path.suffix in {".c", ".h"} and area == "core":
             of_c += len(path.read_bytes().splitlines())
     return found, of_c
