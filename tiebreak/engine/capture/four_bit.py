@@ -74,9 +74,11 @@ def _reason(layer: Any) -> str:
     wrong = [dtype for dtype in (held.dtype, layer.compute_dtype or torch.float32) if dtype not in _DTYPES]
     if wrong:
         return f"weights of {wrong[0]}, of which a program has no numbers; load it with dtype=torch.bfloat16"
-    size = math.prod(held.shape)
-    if size % held.blocksize or size % (2 * _WORD) or (held.nested and held.state2.blocksize != 256):
-        return f"{size} weights in blocks of {held.blocksize}, the last of which is not whole"
+    if held.shape[1] % held.blocksize or (held.nested and held.state2.blocksize != 256):
+        return (
+            f"rows of {held.shape[1]} weights in blocks of {held.blocksize}, of which a row has to have whole ones: "
+            "bitsandbytes scales others otherwise on CPUs than on GPUs"
+        )
     return ""
 
 
