@@ -86,7 +86,8 @@ def test_every_code_and_scale_is_the_number_that_bitsandbytes_computes(
 
 
 def quantized(given: int = 64, out: int = 128, kind: str = "nf4", **more: Any) -> Any:
-    weight = torch.randn(out, given, generator=torch.Generator().manual_seed(given)).to(more.pop("dtype", torch.float32))
+    weight = torch.randn(out, given, generator=torch.Generator().manual_seed(given))
+    weight = weight.to(more.pop("dtype", torch.float32))
     codes, state = bnb.functional.quantize_4bit(weight, quant_type=kind, compress_statistics=more.pop("nested", True))
     return layer_of(codes, state, **more)
 
@@ -133,7 +134,8 @@ def test_other_numbers_than_bitsandbytes_are_detected(monkeypatch: pytest.Monkey
 
 def stored_as_bf16() -> Any:
     layer = quantized()
-    layer.weight = bnb.nn.Params4bit(layer.weight.data.flatten().view(torch.bfloat16)[:, None], quant_state=layer.quant_state)
+    codes = layer.weight.data.flatten().view(torch.bfloat16)[:, None]
+    layer.weight = bnb.nn.Params4bit(codes, quant_state=layer.quant_state)
     return layer
 
 

@@ -56,9 +56,9 @@ def base(folder: Path, dtype: torch.dtype = torch.bfloat16, kind: str = "nf4", n
 
 
 def trainer(folder: Path, of: Path, **more: Any) -> Trainer:
+    model, config = base(of, **more), LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
     torch.manual_seed(3)
-    config = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
-    model = get_peft_model(prepare_model_for_kbit_training(base(of, **more)), config)
+    model = get_peft_model(prepare_model_for_kbit_training(model), config)
     return plain(folder, model=lambda: model, max_steps=4)
 
 
@@ -131,7 +131,12 @@ def test_a_run_on_4_bit_weights_is_audited_certified_and_verified(tmp_path: Path
     with pytest.raises(VerificationError, match="expected the base of"):
         verify(tmp_path / "adapter", certificate, base=tmp_path / "whole")
     model = PeftModel.from_pretrained(base(tmp_path / "base"), tmp_path / "adapter")
-    assert set(load_file(tmp_path / "adapter/adapter_model.safetensors")) and model.peft_config
+    written = load_file(tmp_path / "adapter/adapter_model.safetensors")
+    own = model.state_dict()
+    assert all(torch.equal(own[name.replace(".weight", ".default.weight")], t) for name, t in written.items())
+    assert not signed.certificate.weights.names
+    assert signed.certificate.adapter is not None
+    assert not signed.certificate.adapter.base.names, "rules say all"
 
 
 # ---------------------------------------------------------------- configurations of such folders

@@ -106,14 +106,14 @@ class _Library:
             state.state2.absmax, state.state2.code = held[NESTED_SCALES].float(), held[NESTED_MAP].float()
         else:
             state.absmax = state.absmax.float()
-        self.weight: Any = _bytes(held[CODES], count // 2)[:, None]
+        self.weight = _bytes(held[CODES], count // 2)[:, None]
         self.weight.quant_state = state
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._layer, name)
 
 
-def _bytes(packed: Tensor, count: int) -> Tensor:
+def _bytes(packed: Tensor, count: int) -> Any:
     return packed.view(torch.uint8)[:count]
 
 
@@ -175,7 +175,7 @@ def numbers(layer: Any, dtype: torch.dtype) -> Tensor:
         count = math.prod(state.shape) // state.blocksize
         outer = held[NESTED_SCALES][:, None].expand(-1, state.state2.blocksize).flatten()[:count]
         scales = held[NESTED_MAP][_unpacked(scales).flatten()[:count]] * outer + layer.offset_of_scales
-    pairs = F.embedding(_unpacked(held[CODES]), held[MAP][_NIBBLES])
+    pairs: Tensor = F.embedding(_unpacked(held[CODES]), held[MAP][_NIBBLES])
     return (pairs.view(-1, state.blocksize) * scales[:, None]).view(tuple(state.shape)).to(dtype)
 
 

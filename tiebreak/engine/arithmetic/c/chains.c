@@ -57,13 +57,17 @@ static inline uint32_t to_bf16(uint32_t x) {
     return (x & 0x7fffffffu) > 0x7f800000u ? (x | 0x400000u) : rounded;
 }
 static inline int64_t wrap(uint64_t x) { return (int64_t)x; }
+/* By a power of two, as codes are taken out of words, a shift and a mask give both in a tenth of the time. */
+static inline int is_power_of_2(int64_t b) { return b > 0 && (b & (b - 1)) == 0; }
 static inline int64_t floordiv(int64_t a, int64_t b) {
+    if (is_power_of_2(b)) return a >> __builtin_ctzll((uint64_t)b);
     if (b == 0) return 0;
     if (b == -1) return wrap(0 - (uint64_t)a); /* -2^63 / -1 traps */
     int64_t q = a / b;
     return q - (a % b != 0 && (a < 0) != (b < 0));
 }
 static inline int64_t floormod(int64_t a, int64_t b) {
+    if (is_power_of_2(b)) return a & (b - 1);
     if (b == 0 || b == -1) return 0;
     int64_t r = a % b;
     return r + (r != 0 && (r < 0) != (b < 0) ? b : 0);
