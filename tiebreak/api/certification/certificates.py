@@ -351,7 +351,7 @@ def _read(path: Path, file: FileIO, stamp: Stamp) -> _Read:
             committed = DType.F32 if wide else DType.I64 if packed else array.committed
             if committed is None:
                 raise EncodingError(
-                    f"{array}: expected F32, BF16, F16, I64, BOOL or U8, which a run's tensors fill exactly, got "
+                    f"{array}: expected F32, BF16, F16, I64 or BOOL, which a run's tensors fill exactly, or U8, got "
                     f"{array.element}"
                 )
             # Bytes are the codes of 4-bit weights, which a state holds as words.
@@ -364,7 +364,7 @@ def _read(path: Path, file: FileIO, stamp: Stamp) -> _Read:
                 if array.committed == DType.BOOL:
                     check_bools(array, block)
                 hashed.result()  # the next block takes the place of this one
-            stream.update(bytes(-array.nbytes % committed.size))
+            stream.update(bytes(-array.nbytes % committed.size if packed else 0))
             ids[array.name] = stream.identity()
     plain = [array for array in arrays if array.element != Element.U8 and not folders.QUANTIZED.search(array.name)]
     matrices = frozenset(array.name for array in plain if len(array.shape) > 1)
