@@ -354,8 +354,9 @@ def _read(path: Path, file: FileIO, stamp: Stamp) -> _Read:
                     f"{array}: expected F32, BF16, F16, I64 or BOOL, which a run's tensors fill exactly, or U8, got "
                     f"{array.element}"
                 )
-            # Bytes are the codes of 4-bit weights, which a state holds as words.
-            shape = (-(-array.nbytes // committed.size),) if packed else array.shape
+            # Bytes are the codes of 4-bit weights, which a state holds as words (`tiebreak.engine.capture.four_bit`).
+            left = -array.nbytes % 256 if packed else 0
+            shape = ((array.nbytes + left) // committed.size,) if packed else array.shape
             stream = TensorStream(committed, shape, hasher=trees)
             # SAFETY: the file is opened once more by its path, and refused unless it is still the file of this stamp.
             for block in array.blocks():
@@ -364,7 +365,7 @@ def _read(path: Path, file: FileIO, stamp: Stamp) -> _Read:
                 if array.committed == DType.BOOL:
                     check_bools(array, block)
                 hashed.result()  # the next block takes the place of this one
-            stream.update(bytes(-array.nbytes % committed.size if packed else 0))
+            stream.update(bytes(left))
             ids[array.name] = stream.identity()
     plain = [array for array in arrays if array.element != Element.U8 and not folders.QUANTIZED.search(array.name)]
     matrices = frozenset(array.name for array in plain if len(array.shape) > 1)

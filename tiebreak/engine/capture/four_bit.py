@@ -3,7 +3,9 @@
 1. `as_state` makes buffers of all that bitsandbytes saves of a layer's weight, under the names that it has in a file:
    `weight` (two codes a byte), `weight.absmax` (the scale of each block), `weight.quant_map` (the numbers that the 16
    codes stand for), with double quantization the same of the scales, and the description `weight.quant_state...`.
-   Bytes become i64 words, flat and little-endian, with zeros at the end: a state has no narrower integers.
+   Bytes become i64 words, flat and little-endian, with zeros up to 256 bytes: a state has no narrower integers, and
+   descriptions of layers alike have one size then. The offset of nested scales, which only the description has in a
+   file, is one buffer more (`weight.offset`).
 2. Eager PyTorch, in rehearsal and check, calls bitsandbytes' own `forward` on what the buffers hold.
 3. A trace has, in its place, what that computes on a CPU: number = map[code] * scale in FP32, rounded to the dtype of
    the input in the forward pass and to that of the quantized weight in the backward pass. Both passes unpack the codes
@@ -26,10 +28,11 @@ from tiebreak.protocol.errors import ConfigurationError
 
 CODES: Final = "weight"
 SCALES, MAP = "weight.absmax", "weight.quant_map"
-NESTED_SCALES, NESTED_MAP = "weight.nested_absmax", "weight.nested_quant_map"
+NESTED_SCALES, NESTED_MAP, OFFSET = "weight.nested_absmax", "weight.nested_quant_map", "weight.offset"
 _DTYPES: Final = (torch.float32, torch.bfloat16)
-_WORD: Final = 8
-_PLACES: Final = torch.tensor([256**place for place in range(_WORD)])
+_UNIT: Final = 256
+"""The bytes of which a multiple is held."""
+_PLACES: Final = torch.tensor([256**place for place in range(8)])
 _NIBBLES: Final = torch.tensor([divmod(byte, 16) for byte in range(256)])
 """The two codes of each byte: bitsandbytes packs the first of a pair into the high half."""
 
@@ -83,11 +86,11 @@ def _reason(layer: Any) -> str:
 
 
 def words(tensor: Tensor) -> Tensor:
-    """Bytes as i64 words, [ceil(n / 8)], on the same memory where they fill them; other tensors as they are."""
+    """Bytes as i64 words, [ceil(n / 256) * 32], on the same memory if they fill it; other tensors as they are."""
     if tensor.dtype != torch.uint8:
         return tensor
     flat = tensor.as_subclass(Tensor).flatten()
-    left = -len(flat) % _WORD
+    left = -len(flat) % _UNIT
     return (F.pad(flat, (0, left)) if left else flat).view(torch.int64)
 
 
@@ -101,7 +104,7 @@ class _Library:
         self._layer, count = layer, math.prod(state.shape)
         state.absmax, state.code = held[SCALES], held[MAP].float()
         if state.nested:
-            state.absmax, state.offset = _bytes(held[SCALES], count // state.blocksize), state.offset.to(state.code)
+            state.absmax, state.offset = _bytes(held[SCALES], count // state.blocksize), held[OFFSET].float()
             state.state2 = copy.copy(state.state2)
             state.state2.absmax, state.state2.code = held[NESTED_SCALES].float(), held[NESTED_MAP].float()
         else:
@@ -126,9 +129,9 @@ def as_state(model: nn.Module) -> Iterator[None]:
         for layer in layers(model).values():
             saved = {name: words(t) for name, t in layer.state_dict().items() if name.partition(".")[0] == CODES}
             parameters = {name: parameter for name, parameter in layer._parameters.items() if name != CODES}
-            offset = layer.quant_state.offset.item() if layer.quant_state.nested else 0.0
-            own = {"forward": partial(_eager, layer), "offset_of_scales": offset}
-            stack.enter_context(replaced(layer, _parameters=parameters, _buffers=saved, **own))
+            apart = {OFFSET: layer.quant_state.offset} if layer.quant_state.nested else {}
+            own = {"_non_persistent_buffers_set": {*apart}, "forward": partial(_eager, layer)}
+            stack.enter_context(replaced(layer, _parameters=parameters, _buffers=saved | apart, **own))
         yield
 
 
@@ -169,17 +172,17 @@ class _Product(torch.autograd.Function):
 
 def numbers(layer: Any, dtype: torch.dtype) -> Tensor:
     """The weight of a layer, (out, in), as its dequantization defines it, from its buffers."""
-    held, state = layer._buffers, layer.quant_state
+    held, state, count = layer._buffers, layer.quant_state, math.prod(layer.quant_state.shape)
     scales = held[SCALES]
     if state.nested:
-        count = math.prod(state.shape) // state.blocksize
-        outer = held[NESTED_SCALES][:, None].expand(-1, state.state2.blocksize).flatten()[:count]
-        scales = held[NESTED_MAP][_unpacked(scales).flatten()[:count]] * outer + layer.offset_of_scales
-    pairs: Tensor = F.embedding(_unpacked(held[CODES]), held[MAP][_NIBBLES])
+        outer = held[NESTED_SCALES][:, None].expand(-1, state.state2.blocksize).flatten()
+        codes = _unpacked(scales, count // state.blocksize)
+        scales = held[NESTED_MAP][codes] * outer[: len(codes)] + held[OFFSET]
+    pairs: Tensor = F.embedding(_unpacked(held[CODES], count // 2), held[MAP][_NIBBLES])
     return (pairs.view(-1, state.blocksize) * scales[:, None]).view(tuple(state.shape)).to(dtype)
 
 
-def _unpacked(packed: Tensor) -> Tensor:
-    """The bytes of words, i64 [W, 8]; floors make the same of negative words."""
+def _unpacked(packed: Tensor, count: int) -> Tensor:
+    """The first bytes of words, i64; floors make the same of negative words."""
     again: Tensor = torch.ops.tiebreak.again(packed)
-    return again[:, None] // _PLACES % 256
+    return (again[:, None] // _PLACES % 256).flatten()[:count]
