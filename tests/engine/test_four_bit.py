@@ -119,7 +119,7 @@ def test_the_program_is_what_bitsandbytes_own_layers_compute(name: str) -> None:
     assert made.check == "full"
     assert {n: (id(p), p._version) for n, p in model.named_parameters()} == before
     assert not [n for n, _ in model.named_buffers()]
-    tables = [i for i in made.program.body if isinstance(i.params, GatherParams) and i.shape in ((4096, 2),)]
+    tables = [i for i in made.program.body if isinstance(i.params, GatherParams) and i.shape == (4096, 2)]
     assert len(tables) == 4, "each layer's codes are unpacked in the forward and again in the backward pass"
     gradient = torch.autograd.grad(squared_error(model, DATA["x"], DATA["y"]), model[0].weight)[0]
     assert gradient.norm() > 0
