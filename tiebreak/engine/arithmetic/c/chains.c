@@ -75,6 +75,11 @@ static inline int64_t floormod(int64_t a, int64_t b) {
 /* Quotients (or remainders) by one y > 0, where all operands are below 2^52: then FP64 finds them, in vectors. For if
  * x / y < q, which is whole, x / y <= q - 1 / y, and rounding does not reach q since |q| y < 2^53. 0 if others are there. */
 static int divide_by_one(const i64 *restrict a, int64_t y, int64_t n, i64 *restrict o, const int rest) {
+    if (is_power_of_2(y)) {
+        const int shift = __builtin_ctzll((uint64_t)y);
+        for (int64_t i = 0; i < n; i++) o[i] = rest ? a[i] & (y - 1) : a[i] >> shift;
+        return 1;
+    }
     const int64_t most = (int64_t)1 << 52;
     uint64_t wide = (uint64_t)y;
     for (int64_t i = 0; i < n; i++) wide |= (uint64_t)(a[i] < 0 ? ~a[i] : a[i]);
