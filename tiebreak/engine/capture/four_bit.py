@@ -184,5 +184,5 @@ def numbers(layer: Any, dtype: torch.dtype) -> Tensor:
 
 def _unpacked(packed: Tensor, count: int) -> Tensor:
     """The first bytes of words, i64; floors make the same of negative words."""
-    again: Tensor = torch.ops.tiebreak.again(packed)
-    return (again[:, None] // _PLACES % 256).flatten()[:count]
+    found: Tensor = torch.ops.tiebreak.again(packed)[:, None] // _PLACES % 256
+    return found.flatten()[:count]
