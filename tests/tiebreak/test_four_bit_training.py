@@ -26,8 +26,8 @@ from tests.tiebreak.hf_cases import VOCABULARY, arguments, losses
 from tests.tiebreak.hf_scripts import plain
 from tests.tiebreak.parties import Commands
 from tiebreak import ConfigurationError, VerificationError
-from tiebreak.api.certification.certificates import Found, verify
-from tiebreak.api.certification.folders import doubtful
+from tiebreak.api.certification.certificates import verify
+from tiebreak.api.certification.folders import Found, doubtful
 from tiebreak.api.certification.issuance import certify
 from tiebreak.api.huggingface import refusals
 from tiebreak.engine.run.directory import RunDirectory
@@ -46,8 +46,10 @@ def base(folder: Path, dtype: torch.dtype = torch.bfloat16, kind: str = "nf4", n
             vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
             num_key_value_heads=2, pad_token_id=0, eos_token_id=1, bos_token_id=None, tie_word_embeddings=False,
         )  # fmt: skip
-        LlamaForCausalLM(config).to(dtype).save_pretrained(folder.with_name("whole"))
-        settings = BitsAndBytesConfig(
+        whole: Any = LlamaForCausalLM(config)
+        whole.to(dtype).save_pretrained(folder.with_name("whole"))
+        made: Any = BitsAndBytesConfig
+        settings = made(
             load_in_4bit=True, bnb_4bit_quant_type=kind, bnb_4bit_use_double_quant=nested, bnb_4bit_compute_dtype=dtype
         )
         given: dict[str, Any] = {"quantization_config": settings, "device_map": {"": "cpu"}, "dtype": dtype}
@@ -56,9 +58,10 @@ def base(folder: Path, dtype: torch.dtype = torch.bfloat16, kind: str = "nf4", n
 
 
 def trainer(folder: Path, of: Path, **more: Any) -> Trainer:
+    prepare: Any = prepare_model_for_kbit_training
     model, config = base(of, **more), LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
     torch.manual_seed(3)
-    model = get_peft_model(prepare_model_for_kbit_training(model), config)
+    model = get_peft_model(prepare(model), config)
     return plain(folder, model=lambda: model, max_steps=4)
 
 
@@ -183,8 +186,8 @@ def test_a_configuration_that_takes_codes_as_they_are_is_not_named(tmp_path: Pat
 
 @pytest.mark.parametrize(("method", "said"), [("gptq", "gptq, whose"), ("bitsandbytes", "bitsandbytes in 8 bits")])
 def test_other_quantized_models_are_refused_by_their_method(tmp_path: Path, method: str, said: str) -> None:
-    made = Trainer(nn.Linear(2, 2), arguments(TrainingArguments, tmp_path))
-    settings: Any = SimpleNamespace(quantization_config=SimpleNamespace(quant_method=method))
-    made.model.hf_quantizer = settings
+    model: Any = nn.Linear(2, 2)
+    made = Trainer(model, arguments(TrainingArguments, tmp_path))
+    model.hf_quantizer = SimpleNamespace(quantization_config=SimpleNamespace(quant_method=method))
     with pytest.raises(ConfigurationError, match=f"a model quantized by {said}.*BitsAndBytesConfig.load_in_4bit=True"):
         refusals.check_trainer(made)
