@@ -113,10 +113,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", slow_except(SETTINGS, "f32"))
 def test_the_program_is_what_bitsandbytes_own_layers_compute(name: str) -> None:
     model = between(**SETTINGS[name])
-    task_of = lambda: make_task(model, DATA, 4, loss=squared_error, rate=0.1)  # noqa: E731
     before = {n: (id(p), p._version) for n, p in model.named_parameters()}
     with four_bit.as_state(model):
-        made = checked(task_of())
+        made = checked(make_task(model, DATA, 4, loss=squared_error, rate=0.1))
     assert made.check == "full"
     assert {n: (id(p), p._version) for n, p in model.named_parameters()} == before
     assert not [n for n, _ in model.named_buffers()]

@@ -179,7 +179,8 @@ def numbers(layer: Any, dtype: torch.dtype) -> Tensor:
         codes = _unpacked(scales, count // state.blocksize)
         scales = held[NESTED_MAP][codes] * outer[: len(codes)] + held[OFFSET]
     pairs: Tensor = F.embedding(_unpacked(held[CODES], count // 2), held[MAP][_NIBBLES])
-    return (pairs.view(-1, state.blocksize) * scales[:, None]).view(tuple(state.shape)).to(dtype)
+    found: Tensor = pairs.view(-1, state.blocksize) * scales[:, None]
+    return found.view(tuple(state.shape)).to(dtype)
 
 
 def _unpacked(packed: Tensor, count: int) -> Tensor:
