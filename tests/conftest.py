@@ -43,6 +43,7 @@ EXPECTED_SKIPS = tuple(
         r"needs a CPU with avx(2|512)",
         r"needs a C compiler",
         r"needs anvil",
+        r"needs bitsandbytes",
         r"needs PostgreSQL",
         r"needs recheck\.wasm, which make wasm builds",
         r"needs Triton, of the extra gpu",

@@ -332,8 +332,8 @@ def read_weights(model: Path, *, besides: Path | None = None) -> Found:
     return replace(_joined(model, read), others=others, configuration=configuration)
 
 
-_Read = tuple[Digest, dict[str, Digest], frozenset[Element]]
-"""The SHA-256 of a file, the ids of the tensors in it, and the types of their elements."""
+_Read = tuple[Digest, dict[str, Digest], frozenset[Element], frozenset[str]]
+"""The SHA-256 of a file, the ids of the tensors in it, the types of its plain weights, and which are matrices."""
 
 
 def _read(path: Path, file: FileIO, stamp: Stamp) -> _Read:
@@ -347,14 +347,17 @@ def _read(path: Path, file: FileIO, stamp: Stamp) -> _Read:
     whole, ids, trees = sha256(header), {}, hasher(os.cpu_count() or 1)
     with ThreadPoolExecutor(1) as second:
         for array in arrays:  # they follow each other without a gap
-            wide = array.element in WIDENED
-            committed = DType.F32 if wide else array.committed
+            wide, packed = array.element in WIDENED, array.element == Element.U8
+            committed = DType.F32 if wide else DType.I64 if packed else array.committed
             if committed is None:
                 raise EncodingError(
-                    f"{array}: expected F32, BF16, F16, I64 or BOOL, which a run's tensors fill exactly, got "
+                    f"{array}: expected F32, BF16, F16, I64 or BOOL, which a run's tensors fill exactly, or U8, got "
                     f"{array.element}"
                 )
-            stream = TensorStream(committed, array.shape, hasher=trees)
+            # Bytes are the codes of 4-bit weights, which a state holds as words (`tiebreak.engine.capture.four_bit`).
+            left = -array.nbytes % 256 if packed else 0
+            shape = ((array.nbytes + left) // committed.size,) if packed else array.shape
+            stream = TensorStream(committed, shape, hasher=trees)
             # SAFETY: the file is opened once more by its path, and refused unless it is still the file of this stamp.
             for block in array.blocks():
                 hashed = second.submit(whole.update, block)
@@ -362,25 +365,29 @@ def _read(path: Path, file: FileIO, stamp: Stamp) -> _Read:
                 if array.committed == DType.BOOL:
                     check_bools(array, block)
                 hashed.result()  # the next block takes the place of this one
+            stream.update(bytes(left))
             ids[array.name] = stream.identity()
-    return Digest(whole.digest()), ids, frozenset(array.element for array in arrays)
+    plain = [array for array in arrays if array.element != Element.U8 and not folders.QUANTIZED.search(array.name)]
+    matrices = frozenset(array.name for array in plain if len(array.shape) > 1)
+    return Digest(whole.digest()), ids, frozenset(array.element for array in plain), matrices
 
 
 def _joined(model: Path, read: Mapping[str, _Read]) -> Found:
     tensors: dict[str, Digest] = {}
-    for name, (_, ids, _) in read.items():
+    for name, (_, ids, *_) in read.items():
         if twice := tensors.keys() & ids.keys():
             raise EncodingError(f"{model}: expected each tensor once, got {min(twice)!r} in {name} once more")
         tensors |= ids
     return Found(
         files={name: digest for name, (digest, *_) in read.items()}, tensors=tensors,
-        elements=frozenset().union(*(elements for *_, elements in read.values())),
+        elements=frozenset().union(*(elements for _, _, elements, _ in read.values())),
+        matrices=frozenset().union(*(matrices for *_, matrices in read.values())),
     )  # fmt: skip
 
 
 def _check_index(path: Path, data: bytes, read: Mapping[str, _Read]) -> None:
     """Raises `EncodingError` unless the index, by which a model is loaded, names each tensor and its file."""
     found = JsonObject.parse(str(path), data, 4).take("weight_map", "an object", lambda x: isinstance(x, dict))
-    right = {tensor: name for name, (_, ids, _) in read.items() for tensor in ids}
+    right = {tensor: name for name, (_, ids, *_) in read.items() for tensor in ids}
     for tensor, _ in sorted(right.items() ^ found.items()):
         raise EncodingError(f"{path}: expected each tensor of the files with its file, got {tensor!r} otherwise")

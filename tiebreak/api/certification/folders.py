@@ -59,6 +59,12 @@ FLOATS: Final = {Element.F32, Element.BF16, Element.F16}
 NARROW: Final = {"bfloat16": {Element.BF16}, "float16": {Element.F16}}
 WIDE: Final = {"float32", "float64", "auto", "None"}
 """Types into which a loader rounds no float of the files; those in `NARROW` keep their own alone."""
+QUANTIZED: Final = re.compile(
+    r"\.weight\.(?:(?:nested_)?absmax|(?:nested_)?quant_map|quant_state\.bitsandbytes__(?:nf4|fp4))$"
+)
+"""The tensors that bitsandbytes saves beside the codes of a 4-bit weight."""
+_EMBEDDED: Final = re.compile(r"(?:^|\.)(?:embed_(?:tokens|in|positions)|w[tp]e|\w+_embeddings)$")
+"""Matrices that are no layer's, and so never quantized."""
 _HEAD: Final = re.compile(
     r"(?:^|\.)(?:lm_head|embed_out|proj_out|output_\w+|(?:predictions|lm_head)\.decoder)\.weight$"
 )
@@ -89,7 +95,9 @@ class Found:
     tensors: dict[str, Digest]
     """The ids of all tensors, as a state tree has them, by the names in the files."""
     elements: frozenset[Element] = frozenset()
-    """The types of the elements in the files."""
+    """The types of the elements in the files, but for codes and scales of 4-bit weights."""
+    matrices: frozenset[str] = frozenset()
+    """The names of the tensors with several dims that are no such codes."""
     others: tuple[str, ...] = ()
     configuration: Digest | None = None
     """The SHA-256 of an adapter's configuration, or of what an evaluation scored; None for a model's weights."""
@@ -257,4 +265,16 @@ def _misleads(field: str, value: object, beside: Mapping[str, object], found: Fo
     if field in ("dtype", "torch_dtype"):
         kinds = [str(kind).removeprefix("torch.") for kind in (value.values() if isinstance(value, dict) else [value])]
         return any(kind not in WIDE and found.elements & (FLOATS - NARROW.get(kind, set())) for kind in kinds)
+    if field == "quantization_config" and isinstance(value, dict):
+        return not _keeps_codes(value, found)
     return field in MISLEADING and value is not None and value is not False
+
+
+def _keeps_codes(settings: Mapping[str, object], found: Found) -> bool:
+    """Whether transformers takes 4-bit weights as their codes say, and makes no others of the plain matrices."""
+    skipped = settings.get("llm_int8_skip_modules")
+    named = ["lm_head"] if skipped is None else skipped if isinstance(skipped, list) else []
+    layers = {name for name in (n.removesuffix(".weight") for n in found.matrices) if not _EMBEDDED.search(name)}
+    kept = all(any(f".{name}".endswith(f".{one}") for one in named) for name in {*layers, "lm_head"})
+    is_4bit = (settings.get("quant_method"), settings.get("load_in_4bit")) == ("bitsandbytes", True)
+    return is_4bit and not settings.get("load_in_8bit") and kept and any(map(QUANTIZED.search, found.tensors))

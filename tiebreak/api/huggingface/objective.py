@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from tiebreak.api.huggingface.recording import FLASH, ITEMS, WEIGHT, RecordedColumns, Recording
+from tiebreak.engine.capture import four_bit
 from tiebreak.engine.capture.step_run import replaced
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -92,6 +93,7 @@ def ready(trainer: Any) -> Iterator[None]:
         stack.callback(model.to, device)
         stack.enter_context(replaced(trainer, train_dataset=None, eval_dataset=None))  # a loss reads its batch
         model.cpu().train()
+        stack.enter_context(four_bit.as_state(model))
         trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
         yield
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
+from tiebreak.engine.capture import four_bit
 from tiebreak.protocol.errors import ConfigurationError
 
 _ARGUMENTS: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
@@ -82,11 +83,14 @@ def _of_trainer(trainer: Trainer) -> Iterator[str]:
         yield "model_init: give the model itself"
     if type(held.lr_scheduler).__name__ in _READING:
         yield f"{type(held.lr_scheduler).__name__}: it reads results; use a schedule that depends on the step alone"
-    if getattr(held.model, "is_quantized", False) or getattr(held.model, "is_loaded_in_4bit", False):
+    method = getattr(getattr(held.model, "hf_quantizer", None), "quantization_config", None)
+    if method is not None and not getattr(method, "load_in_4bit", False):
+        name = getattr(method.quant_method, "value", method.quant_method)
         yield (
-            "a quantized model: its weights are packed codes, which no gradient passes as PyTorch defines it; load the "
-            "base in bfloat16, to which the same adapters fit"
+            f"a model quantized by {name}{' in 8 bits' * (name == 'bitsandbytes')}, whose codes a program does not "
+            "unpack; load the base by BitsAndBytesConfig(load_in_4bit=True), or in bfloat16"
         )
+    yield from four_bit.unsupported(held.model)
     version = getattr(sys.modules.get("trl"), "__version__", "1")
     if int(version.partition(".")[0]) < 1 and any(kind.__module__.startswith("trl.") for kind in type(held).__mro__):
         yield f"a trainer of TRL {version}, whose losses read values as TRL 1 does not: pip install -U trl"

@@ -141,14 +141,20 @@ def exchanged(module: nn.Module, tensors: dict[str, Tensor]) -> Iterator[None]:
     """Gives a module other tensors by name, as `functional_call` does, but for a backward pass too.
 
     A hand-written checkpoint runs modules there. The dict gets the buffers that the block assigns. The tensors get the
-    attributes of those that they stand for, and pass for parameters where these are.
+    attributes of those that they stand for, and pass for parameters where these are. Buffers may have dots in their own
+    names (`four_bit`), which torch takes for those of modules.
     """
     for name, own in (*module.named_parameters(), *module.named_buffers()):
         vars(tensors[name]).update(vars(own))
         if isinstance(own, nn.Parameter):
             tensors[name]._is_param = True
-    with same_tensors(module), torch.nn.utils.stateless._reparametrize_module(module, tensors, tie_weights=True):
-        yield
+    others = tensors.copy()
+    with same_tensors(module):
+        for path, part in module.named_modules():
+            part._buffers |= {name: others.pop(f"{path}.{name}") for name in part._buffers if "." in name}
+        with torch.nn.utils.stateless._reparametrize_module(module, others, tie_weights=True):
+            yield
+        tensors |= others
 
 
 @contextmanager

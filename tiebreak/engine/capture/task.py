@@ -265,7 +265,8 @@ class Task:
             floats = torch.float32, torch.bfloat16
             allowed = floats if isinstance(tensor, nn.Parameter) else (*floats, torch.int64, torch.bool, *NARROW)
             held = "keep it as a plain attribute, or as its `torch.view_as_real`"
-            advice = held if tensor.is_complex() else "convert it"
+            packed = "`tiebreak.hf.train` holds codes of 4 bits" if tensor.dtype == torch.uint8 else "convert it"
+            advice = held if tensor.is_complex() else packed
             require(tensor.dtype in allowed, f"{name} to be one of {allowed} ({advice})", tensor.dtype)
             finite = not tensor.dtype.is_floating_point or bool(torch.isfinite(tensor).all())
             advice = "call the model once on a batch if an observer or a cache is still empty"

@@ -31,7 +31,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from tiebreak.engine.capture import reports, substitutes
+from tiebreak.engine.capture import four_bit, reports, substitutes
 from tiebreak.engine.capture.draws import Draws, is_draw
 from tiebreak.engine.capture.reports import Answers
 from tiebreak.engine.capture.step_run import LossModule, as_written, exchanged
@@ -347,6 +347,7 @@ def _traced(
         kept_whole(),
         _reporting(export),
         as_written(model),
+        four_bit.decoded(model),
         _refusals(model),
         _paths(model),
         substitutes.counters_as_tensors(model, loss) if counters else nullcontext(),

@@ -60,9 +60,9 @@ class Builder:
 
     def emit(
         self, opcode: Opcode, dtype: DType, shape: Sequence[int] = (), *operands: Access, function: int = 0,
-        reduction: Sequence[int] = (), params: isa.Params = None,
+        reduction: Sequence[int] = (), params: isa.Params = None, again: bool = False,
     ) -> Ref:  # fmt: skip
-        """The value of an instruction, which is emitted only if there is no equal one yet.
+        """The value of an instruction, which is emitted only if there is no equal one yet, or `again`.
 
         Empty tensors and sums of no terms take no instruction. Raises `NotImplementedError` for what has no form.
         """
@@ -74,7 +74,7 @@ class Builder:
             if 0 not in instruction.shape and instruction.function != ReduceFunction.SUM:
                 raise NotImplementedError("an extreme of no elements; leave out dims of size 0")
             return self.full(instruction.shape, 0, instruction.dtype)
-        number = self._known.get(instruction)
+        number = None if again else self._known.get(instruction)
         if number is None:
             self._check(instruction)
             number = len(self.instructions)
@@ -250,6 +250,10 @@ class Builder:
         whole = replace(x, strides=isa.row_major(x.shape), offset=0)
         is_whole = self.instructions[x.value].shape == x.shape and x.access() == whole.access()
         return whole if is_whole else self.map(MapFunction.COPY, x)
+
+    def again(self, x: Ref) -> Ref:
+        """A copy of x that no other instruction shares, so that what is computed from it is computed anew."""
+        return self.emit(Opcode.MAP, x.dtype, x.shape, x.access(), function=MapFunction.COPY, again=True)
 
     def reshape(self, x: Ref, shape: Sequence[int]) -> Ref:
         """The same elements in row-major order with another shape (one dim may be -1).

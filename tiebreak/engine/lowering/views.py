@@ -130,6 +130,12 @@ def same(_c: Context, x: Ref, **_: Any) -> Ref:
     return x
 
 
+@lowers("tiebreak.again.default")
+def again(c: Context, x: Ref) -> Ref:
+    """The same values, from which others are computed anew."""
+    return c.b.again(x)
+
+
 @lowers("flip.default")
 def flip(_c: Context, x: Ref, dims: Sequence[int]) -> Ref:
     """Dims backwards."""

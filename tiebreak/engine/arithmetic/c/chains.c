@@ -57,13 +57,17 @@ static inline uint32_t to_bf16(uint32_t x) {
     return (x & 0x7fffffffu) > 0x7f800000u ? (x | 0x400000u) : rounded;
 }
 static inline int64_t wrap(uint64_t x) { return (int64_t)x; }
+/* By a power of two, as codes are taken out of words, a shift and a mask give both in a tenth of the time. */
+static inline int is_power_of_2(int64_t b) { return b > 0 && (b & (b - 1)) == 0; }
 static inline int64_t floordiv(int64_t a, int64_t b) {
+    if (is_power_of_2(b)) return a >> __builtin_ctzll((uint64_t)b);
     if (b == 0) return 0;
     if (b == -1) return wrap(0 - (uint64_t)a); /* -2^63 / -1 traps */
     int64_t q = a / b;
     return q - (a % b != 0 && (a < 0) != (b < 0));
 }
 static inline int64_t floormod(int64_t a, int64_t b) {
+    if (is_power_of_2(b)) return a & (b - 1);
     if (b == 0 || b == -1) return 0;
     int64_t r = a % b;
     return r + (r != 0 && (r < 0) != (b < 0) ? b : 0);
@@ -71,6 +75,11 @@ static inline int64_t floormod(int64_t a, int64_t b) {
 /* Quotients (or remainders) by one y > 0, where all operands are below 2^52: then FP64 finds them, in vectors. For if
  * x / y < q, which is whole, x / y <= q - 1 / y, and rounding does not reach q since |q| y < 2^53. 0 if others are there. */
 static int divide_by_one(const i64 *restrict a, int64_t y, int64_t n, i64 *restrict o, const int rest) {
+    if (is_power_of_2(y)) {
+        const int shift = __builtin_ctzll((uint64_t)y);
+        for (int64_t i = 0; i < n; i++) o[i] = rest ? a[i] & (y - 1) : a[i] >> shift;
+        return 1;
+    }
     const int64_t most = (int64_t)1 << 52;
     uint64_t wide = (uint64_t)y;
     for (int64_t i = 0; i < n; i++) wide |= (uint64_t)(a[i] < 0 ? ~a[i] : a[i]);
