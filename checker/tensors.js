@@ -107,8 +107,13 @@ const halves = () => Uint32Array.from({ length: 1 << 16 }, (_, bits) => {
 });
 let table = null;
 
-/** Elements as a job has them: BF16 and F16 as F32, which has each of their values; bools of 0 and 1. */
+/** Elements as a job has them: BF16 and F16 as F32, bytes, codes of 4-bit weights, filled up to 256; bools of 0 and 1. */
 export function widened(what, kind, bytes) {
+  if (kind === "U8" && bytes.length % 256) {
+    const filled = new Uint8Array(Math.ceil(bytes.length / 256) * 256);
+    filled.set(bytes);
+    return filled;
+  }
   const greatest = kind === "BOOL" ? bytes.reduce((most, byte) => Math.max(most, byte), 0) : 0;
   if (greatest > 1) refuse(`${what}: expected bools of 0 and 1, got ${greatest}`);
   if (kind !== "BF16" && kind !== "F16") return bytes;

@@ -50,13 +50,16 @@ async function readTensors(recheck, file, path, advance) {
   const digest = await hashed(recheck, file, async (read) => {
     await readThrough(read, path, arrays[0].offset);
     for (const { name, what, kind, shape: dims, ...place } of arrays) {
-      const dtype = ["BF16", "F16"].includes(kind) ? 0 : DTYPES.indexOf(kind);
+      const dtype = ["BF16", "F16"].includes(kind) ? 0 : kind === "U8" ? 1 : DTYPES.indexOf(kind);
       if (dtype < 0)
-        refuse(`${what}: expected F32, BF16, F16, I64 or BOOL, which a run's tensors fill exactly, got ${kind}`);
-      ids.set(name, await tensorId(recheck, { dtype, dims }, piecesOf({ ...place, what, kind, file: read })));
+        refuse(`${what}: expected F32, BF16, F16, I64 or BOOL, which a run's tensors fill exactly, or U8, got ${kind}`);
+      const held = kind === "U8" ? [BigInt(Math.ceil(place.bytes / 256) * 32)] : dims;
+      ids.set(name, await tensorId(recheck, { dtype, dims: held }, piecesOf({ ...place, what, kind, file: read })));
     }
   }, advance);
-  return { digest, ids, elements: arrays.map(({ kind }) => kind) };
+  const plain = arrays.filter(({ name, kind }) => kind !== "U8" && !QUANTIZED.test(name));
+  const matrices = plain.filter(({ shape }) => shape.length > 1).map(({ name }) => name);
+  return { digest, ids, elements: plain.map(({ kind }) => kind), matrices };
 }
 
 /** Weights, read once (3). @param {Given} given @param {string} [besides] the path of the certificate in the folder */
@@ -80,9 +83,10 @@ async function readWeights(recheck, given, besides, advance) {
       refuse(`${given.name}: expected each tensor once, got ${quoted(twice)} in ${name} once more`);
     ids.forEach((id, one) => tensors.set(one, id));
   }
-  const own = new Set([...read.keys(), configured, besides]), kinds = [...read.values()].flatMap((one) => one.elements);
+  const own = new Set([...read.keys(), configured, besides]), parts = [...read.values()];
   return {
-    tensors, files: new Map([...read].map(([name, { digest }]) => [name, digest])), elements: new Set(kinds),
+    tensors, files: new Map([...read].map(([name, { digest }]) => [name, digest])),
+    elements: new Set(parts.flatMap((one) => one.elements)), matrices: parts.flatMap((one) => one.matrices),
     others: sorted([...files].map(([name, file]) => file ? name : `${name}/`)).filter((name) => !own.has(name)),
     configuration: configuration && recheck.sha256(configuration), isModel: !configuration,
     isEvaluation: read.size === 1 && read.has(SCORES), same: new Set(), different: new Set(),
@@ -109,6 +113,10 @@ const NARROW = { '"bfloat16"': "BF16", '"float16"': "F16" };
 const WIDE = new Set(['"float32"', '"float64"', '"auto"', '"None"', "null"]);
 const FALSE = new Set(["null", "false", "0", '""', "[]", "{}"]), MORE = "more than is read here";
 const HEAD = /(?:^|\.)(?:lm_head|embed_out|proj_out|output_\w+|(?:predictions|lm_head)\.decoder)\.weight$/;
+/** What bitsandbytes saves beside the codes of a 4-bit weight, and matrices of no layer, which it never quantizes. */
+const QUANTIZED =
+  /\.weight\.(?:(?:nested_)?absmax|(?:nested_)?quant_map|quant_state\.bitsandbytes__(?:nf4|fp4))$/;
+const EMBEDDED = /(?:^|\.)(?:embed_(?:tokens|in|positions)|w[tp]e|\w+_embeddings)$/;
 const HAS_HEAD = /LMHead|For(?:CausalLM|MaskedLM|ConditionalGeneration)/;
 
 const suffixOf = (path) => /[^/](\.[^./]+)$/.exec(path)?.[1] ?? "";
@@ -168,7 +176,8 @@ async function misleading(file, found) {
 }
 
 /** Whether a field makes a loader run code, or take other weights. beside: the fields of its object */
-function misleads(field, value, beside, { tensors, elements }) {
+function misleads(field, value, beside, found) {
+  const { tensors, elements } = found;
   if (field.includes("_implementation")) return dumps(value).includes("/"); // of attention or experts: code from a hub
   if (field === "tie_word_embeddings") { // a head that is not the tensor in the files
     const heads = [...tensors].filter(([name]) => HEAD.test(name)), isFalse = FALSE.has(dumps(value));
@@ -182,7 +191,18 @@ function misleads(field, value, beside, { tensors, elements }) {
     const rounds = (kind) => ["F32", "BF16", "F16"].some((one) => elements.has(one) && NARROW[kind] !== one);
     return kinds.some((kind) => !WIDE.has(kind) && rounds(kind));
   }
+  if (field === "quantization_config" && value instanceof Map) return !keepsCodes(value, found);
   return MISLEADING.has(field) && value !== null && value !== false;
+}
+
+/** Whether transformers takes 4-bit weights as their codes say, and makes no others of the plain matrices. */
+function keepsCodes(settings, { tensors, matrices }) {
+  const skipped = settings.get("llm_int8_skip_modules") ?? ["lm_head"], named = Array.isArray(skipped) ? skipped : [];
+  const layers = matrices.map((name) => name.replace(/\.weight$/, "")).filter((name) => !EMBEDDED.test(name));
+  const kept = [...layers, "lm_head"].every((name) => named.some((one) => `.${name}`.endsWith(`.${one}`)));
+  const is4Bit = settings.get("quant_method") === "bitsandbytes" && settings.get("load_in_4bit") === true;
+  const is8Bit = !FALSE.has(dumps(settings.get("load_in_8bit") ?? null));
+  return is4Bit && !is8Bit && kept && [...tensors.keys()].some((name) => QUANTIZED.test(name));
 }
 
 // ---------------------------------------------------------------- the checks

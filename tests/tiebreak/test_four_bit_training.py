@@ -25,6 +25,8 @@ import tiebreak
 from tests.tiebreak.hf_cases import VOCABULARY, arguments, losses
 from tests.tiebreak.hf_scripts import plain
 from tests.tiebreak.parties import Commands
+from tests.tiebreak.test_checker import MODULE, Both, Page
+from tests.tiebreak.test_checker import pytestmark as needs_module
 from tiebreak import ConfigurationError, VerificationError
 from tiebreak.api.certification.certificates import verify
 from tiebreak.api.certification.folders import Found, doubtful
@@ -140,6 +142,29 @@ def test_a_run_on_4_bit_weights_is_audited_certified_and_verified(tmp_path: Path
     assert not signed.certificate.weights.names
     assert signed.certificate.adapter is not None
     assert not signed.certificate.adapter.base.names, "rules say all"
+
+
+@pytest.mark.slow
+@needs_module
+def test_the_page_says_the_same_of_such_a_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key, adapter, certificate, found = tiebreak.new_key(), tmp_path / "adapter", tmp_path / "c.json", tmp_path / "base"
+    made = trainer(tmp_path, of=found)
+    tiebreak.hf.train(made, key=key, check="none")
+    made.save_model(str(adapter))
+    certify(RunDirectory.open(tmp_path / "run"), adapter, certificate, key)
+    monkeypatch.chdir(tmp_path)
+    page = Page(MODULE)
+    both = Both(page, tmp_path, capsys)
+    assert both(adapter, certificate, [found]) == ""
+    settings = json.loads((found / "config.json").read_text())
+    settings["quantization_config"]["llm_int8_skip_modules"] = []
+    (found / "config.json").write_text(json.dumps(settings))
+    assert "config.json with quantization_config" in both(adapter, certificate, [found])
+    edited(found / "model.safetensors", TAMPERED["a scale"])
+    assert "base: expected" in both(adapter, certificate, [found], others=True)
+    page.close()
 
 
 # ---------------------------------------------------------------- configurations of such folders
