@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Final
 
@@ -147,11 +147,12 @@ class _Heartbeats:
 
     def _beat(self) -> None:
         count = 0
-        while True:
-            self._store.set(f"alive/{self._exchange.worker}", f"{count} {self._exchange.exchanges}")
-            if self._over.wait(BEAT):
-                return
-            count += 1
+        with suppress(RuntimeError):  # if the rendezvous is gone
+            while True:
+                self._store.set(f"alive/{self._exchange.worker}", f"{count} {self._exchange.exchanges}")
+                if self._over.wait(BEAT):
+                    return
+                count += 1
 
     def _read(self) -> dict[int, tuple[int, int]]:
         found = {}
@@ -163,9 +164,12 @@ class _Heartbeats:
 
     def lost(self) -> str:
         """A clause on the workers that are gone; empty if all are there."""
-        before = self._read()
-        time.sleep(3 * BEAT)
-        now, everyone = self._read(), range(self._exchange.workers)
+        try:
+            before = self._read()
+            time.sleep(3 * BEAT)
+            now, everyone = self._read(), range(self._exchange.workers)
+        except RuntimeError:
+            return "lost the rendezvous, which torchrun keeps, or without it worker 0"
         gone = [w for w in everyone if w not in now or now[w][0] == before.get(w, (-1, 0))[0]]
         names = f"worker{'s' if len(gone) > 1 else ''} {', '.join(map(str, gone))}"
         return f"lost {names} of {len(everyone)}" if gone else ""
