@@ -1,7 +1,7 @@
 """Trainers in one or several processes: `torchrun ... launched.py KIND [WHOSE, FOLDER, BATCH, MORE]`, in JSON.
 
 MORE are arguments of the trainer; and `dies`: the rank that is killed, and the event and step in which; `stops`: the
-rank whose callback ends the training, and the step. Without a launcher, the JSON is a list of those, each with the
+rank whose callback ends the training, and the step, after which the run is evaluated. Without a launcher, the JSON is a list of those, each with the
 number of processes before it.
 """
 
@@ -107,6 +107,8 @@ def run(kind: str, whose: str, folder: str, batch: int, more: dict[str, Any]) ->
         trainer.add_callback(callback)
     set_seed(5)
     (tiebreak.hf.train if whose == "ours" else type(trainer).train)(trainer)
+    if stops:
+        tiebreak.hf.evaluate(trainer)
     log = json.dumps(trainer.state.log_history)
     Path(folder, f"log-{os.environ.get('RANK', '0')}.json").write_text(log, encoding="utf-8")
 

@@ -38,7 +38,9 @@ def logs(folder: Path, rank: int = 0) -> list[dict[str, float]]:
 def assert_near(mine: list[dict[str, float]], theirs: list[dict[str, float]]) -> None:
     assert len(mine) == len(theirs) > 5
     for ours, original in zip(mine, theirs, strict=True):
-        assert ours == pytest.approx(original, rel=1e-6, abs=1e-9)
+        assert ours == pytest.approx(original, rel=2e-5, abs=1e-9)
+        for name in ours.keys() & {"loss", "eval_loss", "train_loss"}:
+            assert ours[name] == pytest.approx(original[name], rel=1e-6)
 
 
 def root(folder: Path) -> str:
@@ -78,14 +80,18 @@ def test_another_number_of_processes_goes_on_after_one_is_killed(tmp_path: Path)
         assert f"WorkerLost: {gone}; what is committed stays, start any number of workers to go on" in said
     assert root(run) == root(whole)
     assert_near(logs(whole), logs(tmp_path / "theirs"))
-    assert logs(run) == logs(whole)
+    assert_near(logs(run), logs(whole))
 
 
-def test_what_the_callback_of_one_process_asks_for_all_do(tmp_path: Path) -> None:
+def test_what_the_callback_of_one_process_asks_for_all_do_and_all_get_a_certified_loss(tmp_path: Path) -> None:
     codes, said = trained("uneven", (2, "ours", tmp_path, 2, {"stops": (1, 6)}))
     assert codes == [[0, 0]], said
     assert tiebreak.open_run(tmp_path / "run").step == 10
-    assert logs(tmp_path)[-1]["step"] == 10
+    *_, last, _, certified = logs(tmp_path)
+    assert last["step"] == certified["step"] == 10
+    assert certified["eval_loss"] == pytest.approx(last["eval_loss"], rel=1e-5)
+    assert certified == logs(tmp_path, 1)[-1]
+    assert (tmp_path / "eval-10").is_dir()
 
 
 def test_torchrun_names_a_killed_process_and_goes_on_with_another_number(tmp_path: Path) -> None:

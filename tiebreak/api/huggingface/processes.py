@@ -193,7 +193,7 @@ class Processes:
             return counted
 
         flops = held.floating_point_ops
-        counting = {name: alone(name) for name in ("_track_num_input_tokens", "_get_num_items_in_batch")}
+        counting = {name: alone(name) for name in ("_track_num_input_tokens", "get_batch_samples")}
         plain = partial(held.accelerator.prepare_model, evaluation_mode=True)
         if self.exchange is None:
             yield
@@ -206,7 +206,9 @@ class Processes:
 
     def align(self) -> None:
         """Gives all processes the first one's weights and buffers, as DDP does."""
-        for tensor in self.trainer.model.state_dict().values() if self.exchange is not None else ():
+        if self.exchange is None:
+            return
+        for tensor in self.trainer.model.state_dict().values():
             sent = tensor.contiguous()
             dist.broadcast(sent.view(-1).view(torch.uint8), 0, group=self.exchange.group)
             if sent is not tensor:

@@ -115,7 +115,7 @@ class SharedInterpreter(Interpreter):
                 found[name] = found[name].view(shape)
         return found
 
-    def everywhere(self, state: State, names: Iterable[str]) -> State:
+    def everywhere(self, state: Mapping[str, Tensor], names: Iterable[str]) -> State:
         """Whole entries, on every worker. All ask for the same ones at the same time."""
         shapes = {name: self.partition.program.state_spec()[name][1] for name in names}
         splits = {name: self.partition.state_layout(shape) for name, shape in shapes.items()}
@@ -148,7 +148,7 @@ class SharedWeights(Mapping[str, Tensor]):
     """Weights that the workers hold in shards. All read the same ones at the same time, which makes these whole."""
 
     interpreter: SharedInterpreter
-    state: State
+    state: Mapping[str, Tensor]
     names: Mapping[str, str]
     """The entry of the state for each key."""
 
