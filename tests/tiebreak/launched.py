@@ -1,8 +1,8 @@
 """Trainers in one or several processes: `torchrun ... launched.py KIND [WHOSE, FOLDER, BATCH, MORE]`, in JSON.
 
 MORE are arguments of the trainer; and `dies`: the rank that is killed, and the event and step in which; `stops`: the
-rank whose callback ends the training, and the step, after which the run is evaluated. Without a launcher, the JSON is a list of those, each with the
-number of processes before it.
+rank whose callback ends the training, and the step, after which the run is evaluated. Without a launcher, the JSON is a
+list of those, each with the number of processes before it.
 """
 
 import json
