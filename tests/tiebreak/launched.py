@@ -57,6 +57,7 @@ def _classification(folder: Path, **more: Any) -> Trainer:
         load_best_model_at_end=True, metric_for_best_model="eval_loss", **more,
     )  # fmt: skip
     made.compute_metrics = right
+    made.model_accepts_loss_kwargs = False  # or Trainer multiplies the loss, a mean anyway, by the number of processes
     return made
 
 
