@@ -11,7 +11,7 @@ from transformers import Trainer
 
 from tiebreak.api.evaluation.evaluations import evaluate as certified
 from tiebreak.api.huggingface.objective import check_padding, objective, ready
-from tiebreak.api.huggingface.processes import Processes
+from tiebreak.api.huggingface.processes import TrainerProcesses
 from tiebreak.api.huggingface.recording import Recording, columns
 from tiebreak.api.huggingface.refusals import samples
 from tiebreak.api.machine import Machine
@@ -50,7 +50,7 @@ def evaluate(
             "your own instead (docs/evaluations.md)"
         )
     machine = machine or Machine(device=str(trainer.args.device))
-    with Processes.of(trainer, machine) as processes:
+    with TrainerProcesses.of(trainer, machine) as processes:
         work = partial(_scored, processes, eval_dataset, metric_key_prefix, machine, key or new_key())
         metrics = json.loads(processes.said(json.dumps(processes.first(work))))
     metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
@@ -60,7 +60,7 @@ def evaluate(
 
 
 def _scored(
-    processes: Processes, eval_dataset: Any, prefix: str, machine: Machine, key: PrivateKey
+    processes: TrainerProcesses, eval_dataset: Any, prefix: str, machine: Machine, key: PrivateKey
 ) -> dict[str, float]:
     """The metrics of a certified run, which the first of several processes makes alone."""
     held: Any = processes.trainer

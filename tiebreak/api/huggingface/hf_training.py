@@ -15,7 +15,7 @@ from transformers.trainer_utils import TrainOutput
 
 from tiebreak.api.huggingface import refusals, sampled_rollouts, trainer_loop
 from tiebreak.api.huggingface.objective import check_padding, objective, ready
-from tiebreak.api.huggingface.processes import Processes
+from tiebreak.api.huggingface.processes import TrainerProcesses
 from tiebreak.api.huggingface.recording import Recording, columns, record
 from tiebreak.api.huggingface.rollouts import Rollouts
 from tiebreak.api.huggingface.sampled_rollouts import RUN, SampledRollouts
@@ -64,14 +64,18 @@ def train(
     terms = replace(terms or Terms(), finite_losses=True) if exact_sampling else terms
     with (
         sampled_rollouts.marked(trainer) if exact_sampling else nullcontext() as judge,
-        Processes.of(trainer, machine) as processes,
+        TrainerProcesses.of(trainer, machine) as processes,
     ):
         options = {"client": client, "trainer": key, "terms": terms, "check": check}
-        made = processes.first(partial(_made, processes, machine, options, judge, exact=exact_sampling))
-        run, recording, rollouts = made or _received(processes, machine)
-        if processes.count > 1:
-            processes.meet()
-            _shared(trainer).unlink(missing_ok=True)
+        with _noting_reads(trainer.args) as read:
+            with processes.alone():
+                recording = record(trainer, processes.loader())
+                rollouts = Rollouts.of(trainer, recording, exact=exact_sampling) if refusals.samples(trainer) else None
+            processes.require_same(f"{recording.steps} steps of {len(recording.items)} micro-batches")
+            made = processes.first(partial(_agreed, processes, recording, rollouts, machine, options, judge))
+        if made is not None:
+            refusals.warn_of_unread(trainer.args, read)
+        run = made or Run(RunDirectory.open(Path(str(trainer.args.output_dir), RUN)), machine)
         given = {"ignore_keys_for_eval": ignore_keys_for_eval} if ignore_keys_for_eval else {}
         saves = str(getattr(trainer.args.save_strategy, "value", trainer.args.save_strategy)) != "no"
         keep = "all" if saves and trainer.args.save_total_limit is None else "last"
@@ -79,40 +83,6 @@ def train(
         with nullcontext() if sampler is None else sampler.in_place():
             output: TrainOutput = trainer_loop.drive(processes, run, recording, rollouts, key=key, keep=keep, **given)
     return output
-
-
-_Made = tuple[Run, Recording, Rollouts | None]
-
-
-def _made(
-    processes: Processes, machine: Machine, options: dict[str, Any], judge: Callable[..., Tensor] | None, *, exact: bool
-) -> _Made:
-    """Records what the trainer's steps are fed, and makes or opens the run. For several processes, the first does."""
-    trainer = processes.trainer
-    refusals.say_of_processes(trainer)
-    processes.batches.remember(Path(str(trainer.args.output_dir)))
-    with _noting_reads(trainer.args) as read, processes.alone():
-        recording = record(trainer, processes.loader())
-        rollouts = Rollouts.of(trainer, recording, exact=exact) if refusals.samples(trainer) else None
-        with same_draws():
-            run = _agreed(trainer, recording, rollouts, machine, options, judge)
-    refusals.warn_of_unread(trainer.args, read)
-    if processes.count > 1:
-        recording.save(_shared(trainer))
-    return run, recording, rollouts
-
-
-def _received(processes: Processes, machine: Machine) -> _Made:
-    """What the first process has made, from its files."""
-    folder = Path(str(processes.trainer.args.output_dir), RUN)
-    with processes.alone():
-        recording = Recording.load(_shared(processes.trainer), processes.loader())
-    return Run(RunDirectory.open(folder), machine), recording, None
-
-
-def _shared(trainer: Trainer) -> Path:
-    """The file in which processes share what was recorded, until all have opened it."""
-    return Path(str(trainer.args.output_dir), "recording.pt")
 
 
 def _check_start(trainer: Trainer, start: str | bool | None) -> None:
@@ -144,6 +114,18 @@ def _noting_reads(args: Any) -> Iterator[set[str]]:
 
 
 def _agreed(
+    processes: TrainerProcesses, recording: Recording, rollouts: Rollouts | None, machine: Machine,
+    options: dict[str, Any], judge: Callable[..., Tensor] | None,
+) -> Run:  # fmt: skip
+    """Makes or opens the run. Of several processes, the first one does, which believes itself alone."""
+    trainer = processes.trainer
+    refusals.say_of_processes(trainer)
+    processes.batches.remember(Path(str(trainer.args.output_dir)))
+    with processes.alone(), same_draws():
+        return _captured(trainer, recording, rollouts, machine, options, judge)
+
+
+def _captured(
     trainer: Any, recording: Recording, rollouts: Rollouts | None, machine: Machine, options: dict[str, Any],
     judge: Callable[..., Tensor] | None,
 ) -> Run:  # fmt: skip

@@ -1,8 +1,9 @@
 """The processes that `torchrun` or `accelerate launch` has started: together the workers of one run.
 
-The job is that of one process that has the batches of all. The first process records and captures it while accelerate
-believes it alone (`Processes.alone`), so no exchange with the others reaches the job. Then each runs Trainer's loop,
-where logs, evaluation and saving are shared out as ever, and all compute each step together (docs/distributed.md).
+The job is that of one process that has the batches of all. Each process records them while accelerate believes it alone
+(`TrainerProcesses.alone`), and the first one captures the job so, which no exchange with the others reaches. Then each
+runs Trainer's loop, where logs, evaluation and saving are shared out as ever, and all compute each step together
+(docs/distributed.md).
 """
 
 import json
@@ -24,7 +25,7 @@ from torch.utils.data import BatchSampler
 from tiebreak.api.huggingface.sampled_rollouts import RUN
 from tiebreak.api.machine import Machine
 from tiebreak.api.training.distributed import joined
-from tiebreak.engine.capture.step_run import replaced, same_draws
+from tiebreak.engine.capture.step_run import replaced
 from tiebreak.engine.data.disk import read_file, write_file
 from tiebreak.engine.distributed.exchange import Collectives, Torch
 from tiebreak.protocol.errors import ConfigurationError, own_file
@@ -79,7 +80,7 @@ class Batches:
 
 
 @dataclass(frozen=True)
-class Processes:
+class TrainerProcesses:
     """This process and the others. All call the same methods in the same order."""
 
     trainer: Any
@@ -90,7 +91,7 @@ class Processes:
 
     @classmethod
     @contextmanager
-    def of(cls, trainer: Any, machine: Machine) -> Iterator["Processes"]:
+    def of(cls, trainer: Any, machine: Machine) -> Iterator["TrainerProcesses"]:
         """Connects them. Raises `WorkerLost`, on those that are left, if one of them is gone."""
         batches, device = Batches.of(trainer), torch.device(machine.device)
         if trainer.args.world_size == 1:
@@ -135,6 +136,14 @@ class Processes:
             return [*mine]
         return [bool(found) for found in self._collectives.greatest([*map(int, mine)], self.device)]
 
+    def require_same(self, mine: str) -> None:
+        """Raises `ConfigurationError`, in all processes, unless all have the same words."""
+        first = self.said(mine)
+        if any(self.any([mine != first])):
+            raise ConfigurationError(
+                f"expected all processes to have the same data, got {mine} in one, {first} in another"
+            )
+
     def meet(self) -> None:
         """Waits for the others."""
         if self.exchange is not None:
@@ -154,8 +163,7 @@ class Processes:
 
     def loader(self) -> Any:
         """The trainer's data loader as one process would have it, in accelerate's order; call it `alone`."""
-        with same_draws() if self.index else ExitStack():
-            made = self.trainer.get_train_dataloader()
+        made = self.trainer.get_train_dataloader()
         inner = getattr(made, "base_dataloader", made)
         sampler = getattr(inner, "batch_sampler", None)
         size = getattr(sampler, "batch_size", getattr(inner, "batch_size", None))

@@ -9,8 +9,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 import torch
@@ -56,19 +55,6 @@ class Recording:
     loader: Any = None
     """Gives the same batches again, epoch by epoch, and leaves the random numbers as they were after each."""
 
-    def save(self, path: Path) -> None:
-        """Writes it for the other processes of this run."""
-        torch.save([replace(self, loader=None), self.loader.epochs, self.loader.drawn], path)
-
-    @classmethod
-    def load(cls, path: Path, loader: Any) -> "Recording":
-        """What `save` wrote. loader: a data loader like the one that was recorded. Batches stay in the file."""
-        found, epochs, drawn = torch.load(path, map_location="cpu", mmap=True, weights_only=False)
-        found.loader = _Loader(loader, samples=False)
-        found.loader.epochs, found.loader.drawn = epochs, drawn
-        found.loader.rewind()
-        return cast("Recording", found)
-
 
 class _Loader:
     """The trainer's data loader, which records its batches and repeats them in a second run of the loop."""
@@ -77,7 +63,7 @@ class _Loader:
         """samples: whether a batch is a list of prompts, from which the trainer samples."""
         self._loader, self._samples = loader, samples
         self.epochs: list[list[Any]] = []
-        self.drawn: list[list[tuple[Any, Any, bool]]] = []
+        self._drawn: list[list[tuple[Any, Any, bool]]] = []
         """The random numbers' state before and after each batch, and whether a batch depends on it."""
         self.again: Iterator[tuple[list[Any], list[tuple[Any, Any, bool]]]] | None = None
         self.watches = False
@@ -85,7 +71,7 @@ class _Loader:
 
     def rewind(self) -> None:
         """Lets the loader give the recorded batches again."""
-        self.again = zip(self.epochs, self.drawn, strict=True)
+        self.again = zip(self.epochs, self._drawn, strict=True)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -107,11 +93,11 @@ class _Loader:
                 yield batch
             return
         self.epochs.append([])
-        self.drawn.append([])
+        self._drawn.append([])
         before = random_streams()
         for batch in self._loader:
             after = random_streams()
-            self.drawn[-1].append((before, before if after == before else after, self._depends(before, after)))
+            self._drawn[-1].append((before, before if after == before else after, self._depends(before, after)))
             if self._samples:
                 self.epochs[-1].append(batch)
             elif isinstance(batch, Mapping):
@@ -126,7 +112,7 @@ class _Loader:
     def _depends(self, before: Any, after: Any) -> bool:
         """Whether more random numbers were drawn than the seed of the loader's workers."""
         workers: int = getattr(self._loader, "num_workers", 1)
-        if after == before or len(self.drawn[-1]) > 0 or workers > 0:
+        if after == before or len(self._drawn[-1]) > 0 or workers > 0:
             return bool(after != before)
         with same_draws():
             set_random_streams(before)
@@ -143,12 +129,12 @@ def loop(trainer: Trainer, **options: Any) -> Any:
 def record(trainer: Trainer, batches: Any = None) -> Recording:
     """Runs the trainer's loop without computing or reporting, and restores the trainer afterwards.
 
-    batches: the data loader [default: the trainer's].
-
-    An evaluation loads its data, since that draws random numbers on which later batches may depend.
+    An evaluation loads its data, since that draws random numbers on which later batches may depend. batches: the data
+    loader [default: the trainer's].
     """
     held: Any = trainer
-    found, loader = Recording(), _Loader(batches or trainer.get_train_dataloader(), samples=samples(trainer))
+    batches = trainer.get_train_dataloader() if batches is None else batches
+    found, loader = Recording(), _Loader(batches, samples=samples(trainer))
 
     def note(_model: Any, _inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         found.items.append(num_items_in_batch)

@@ -15,7 +15,7 @@ from transformers import TrainerCallback, TrainerState
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 
 from tiebreak.api.huggingface.objective import check_loss
-from tiebreak.api.huggingface.processes import Processes
+from tiebreak.api.huggingface.processes import TrainerProcesses
 from tiebreak.api.huggingface.recording import WEIGHT, Recording, loop
 from tiebreak.api.huggingface.refusals import logs_in_loss
 from tiebreak.api.huggingface.rollouts import Rollouts, seeded
@@ -36,7 +36,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 def drive(
-    processes: Processes, run: Run, recording: Recording, rollouts: Rollouts | None = None, *,
+    processes: TrainerProcesses, run: Run, recording: Recording, rollouts: Rollouts | None = None, *,
     key: PrivateKey | None, keep: str, **options: Any,
 ) -> Any:  # fmt: skip
     """Computes what is left of a run within the trainer's loop, and returns what `trainer.train()` returns.
@@ -66,7 +66,7 @@ class _Driven:
     """Runs a trainer's loop with the steps of a reproducible run."""
 
     def __init__(
-        self, processes: Processes, run: Run, recording: Recording,
+        self, processes: TrainerProcesses, run: Run, recording: Recording,
         steps: Generator[tuple[Step, Mapping[str, Tensor]]],
     ) -> None:  # fmt: skip
         self.processes, self.trainer, self.run, self.recording = processes, processes.trainer, run, recording
@@ -207,7 +207,7 @@ class _Driven:
 class _Sampling(_Driven):
     """Runs the loop of a trainer that samples from its model. Its rollouts are each step's late data."""
 
-    def __init__(self, rollouts: Rollouts, processes: Processes, *rest: Any) -> None:
+    def __init__(self, rollouts: Rollouts, processes: TrainerProcesses, *rest: Any) -> None:
         super().__init__(processes, *rest)
         self._rollouts, self._taken, self._seconds = rollouts, list[dict[str, Tensor]](), 0.0
         self._logs = LogFiles(RunDirectory.open(self.run.directory))
