@@ -77,7 +77,7 @@ MADE: Final[dict[str, Callable[..., Trainer]]] = {
 
 
 class _Dies(TrainerCallback):
-    """Kills one process at an event of a step; ends the training, by the callback of one process, after a step."""
+    """Kills one process at an event of a step."""
 
     def __init__(self, rank: int, event: str, step: int) -> None:
         setattr(self, event, lambda args, state, control, **_: self._at(args.process_index == rank, state, step))
@@ -88,10 +88,14 @@ class _Dies(TrainerCallback):
 
 
 class _Stops(TrainerCallback):
-    def __init__(self, rank: int, step: int) -> None:
-        self.rank, self.step = rank, step
+    """Ends the training in one process after a step; only the first one logs at each."""
+
+    def __init__(self, trainer: Trainer, rank: int, step: int) -> None:
+        self.trainer, self.rank, self.step = trainer, rank, step
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if not args.process_index:
+            self.trainer.log({"note": 1.0})
         control.should_training_stop = args.process_index == self.rank and state.global_step == self.step
 
 
@@ -104,7 +108,7 @@ def run(kind: str, whose: str, folder: str, batch: int, more: dict[str, Any]) ->
         more.pop(name, None)
     set_seed(5)
     trainer = MADE[kind](Path(folder), per_device_train_batch_size=batch, **more)
-    for callback in [_Dies(*dies)] if dies else [_Stops(*stops)] if stops else []:
+    for callback in [_Dies(*dies)] if dies else [_Stops(trainer, *stops)] if stops else []:
         trainer.add_callback(callback)
     set_seed(5)
     (tiebreak.hf.train if whose == "ours" else type(trainer).train)(trainer)

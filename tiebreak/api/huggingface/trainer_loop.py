@@ -253,6 +253,8 @@ class _Keeper(TrainerCallback):
 
     def __init__(self, driven: _Driven) -> None:
         self._driven, self._stopping = driven, False
+        self._asked, self._later = dict.fromkeys(_ASKED, False), set[str]()
+        """What the processes have agreed to do, and what one asks for until they meet again."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         run = self._driven.run
@@ -261,8 +263,6 @@ class _Keeper(TrainerCallback):
 
     def _at(self, state: Any, control: Any) -> Any:
         every, driven = self._driven.run.job.checkpoint_interval, self._driven
-        for name, asked in zip(_ASKED, driven.processes.any([getattr(control, n) for n in _ASKED]), strict=True):
-            setattr(control, name, asked)  # what a callback of one process asks for, all do
         ends = state.global_step % every == 0 or state.global_step >= driven.run.steps
         if control.should_training_stop and not ends and not self._stopping:
             self._stopping = True
@@ -275,9 +275,22 @@ class _Keeper(TrainerCallback):
         return control
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:  # noqa: ARG002
+        asked = self._driven.processes.any([name in self._later or getattr(control, name) for name in _ASKED])
+        self._asked, self._later = dict(zip(_ASKED, asked, strict=True)), set()
+        vars(control).update(self._asked)  # what a callback of one process asks for, all do
         return self._at(state, control)
 
-    on_epoch_end = on_evaluate = on_log = on_save = on_step_end
+    on_epoch_end = on_evaluate = on_step_end
+
+    def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> Any:  # noqa: ARG002
+        if self._driven.processes.count == 1:
+            return self._at(state, control)
+        fresh = {name for name, asked in self._asked.items() if getattr(control, name) and not asked}
+        self._later |= fresh  # perhaps one process alone logs or saves
+        vars(control).update(dict.fromkeys(fresh, False))
+        return control
+
+    on_save = on_log
 
 
 class _Replayed(CallbackHandler):
