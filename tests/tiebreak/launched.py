@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+import trl
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import Trainer, TrainerCallback, set_seed
-from trl import SFTConfig, SFTTrainer
 
 import tiebreak
 from tests.tiebreak.hf_cases import arguments, encoded, llama, preferences, texts, tokenizer
@@ -28,18 +28,16 @@ from tiebreak.engine.distributed import partition
 
 
 def _sft(folder: Path, **more: Any) -> Trainer:
-    args = arguments(SFTConfig, folder, bf16=False, max_length=32, **more)
-    return SFTTrainer(
+    args = arguments(trl.SFTConfig, folder, bf16=False, max_length=32, **more)
+    return trl.SFTTrainer(
         model=llama(), args=args, train_dataset=Dataset.from_dict({"text": texts(48)}), processing_class=tokenizer(),
         peft_config=LoraConfig(r=4, target_modules="all-linear"),
     )  # fmt: skip
 
 
 def _dpo(folder: Path, **more: Any) -> Trainer:
-    from trl import DPOConfig, DPOTrainer  # noqa: PLC0415
-
-    args = arguments(DPOConfig, folder, bf16=False, max_length=40, beta=0.3, **more)
-    return DPOTrainer(
+    args = arguments(trl.DPOConfig, folder, bf16=False, max_length=40, beta=0.3, **more)
+    return trl.DPOTrainer(
         model=llama(), args=args, train_dataset=preferences(), processing_class=tokenizer(),
         peft_config=LoraConfig(r=4, target_modules="all-linear"),
     )  # fmt: skip
@@ -102,7 +100,7 @@ class _Stops(TrainerCallback):
 def run(kind: str, whose: str, folder: str, batch: int, more: dict[str, Any]) -> None:
     """Trains in this process, one of those that the environment names, and writes its log."""
     torch.set_num_threads(1)
-    partition.LEAST = 1  # held in shards however small: the tiny job's values would all be whole
+    vars(partition)["LEAST"] = 1  # held in shards however small: the tiny job's values would all be whole
     more, dies, stops = dict(more), more.get("dies"), more.get("stops")
     for name in ("dies", "stops"):
         more.pop(name, None)
