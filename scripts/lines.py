@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-BUDGETS: Final = {"core": 47_480, "lab": 8_980, "benchmarks": 3_745, "tests": 59_660, "page": 2_030}
+BUDGETS: Final = {"core": 47_960, "lab": 8_980, "benchmarks": 3_745, "tests": 60_190, "page": 2_050}
 AREAS: Final = {
     "tiebreak/lab/": "lab",
     "tiebreak/": "core",
@@ -28,7 +28,7 @@ AREAS: Final = {
 """Beginning of a path -> its area; the first that fits counts."""
 PLANNED: Final = {
     "reinforcement learning": 300,
-    "4-bit bases and several processes": 800,
+    "4-bit bases and several processes": 320,
 }
 """The lines of code that may still be added to the core, by what they are for."""
 SILENT: Final = frozenset(

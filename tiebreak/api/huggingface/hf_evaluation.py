@@ -1,5 +1,7 @@
 """`tiebreak.hf.evaluate(trainer)` in the place of `trainer.evaluate()`."""
 
+import json
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,6 +11,7 @@ from transformers import Trainer
 
 from tiebreak.api.evaluation.evaluations import evaluate as certified
 from tiebreak.api.huggingface.objective import check_padding, objective, ready
+from tiebreak.api.huggingface.processes import TrainerProcesses
 from tiebreak.api.huggingface.recording import Recording, columns
 from tiebreak.api.huggingface.refusals import samples
 from tiebreak.api.machine import Machine
@@ -46,16 +49,31 @@ def evaluate(
             "expected a trainer without compute_metrics, which is Python code on predictions, got one; score a task of "
             "your own instead (docs/evaluations.md)"
         )
-    with same_draws(), replaced(trainer.args, gradient_accumulation_steps=1):
+    machine = machine or Machine(device=str(trainer.args.device))
+    with TrainerProcesses.of(trainer, machine) as processes:
+        work = partial(_scored, processes, eval_dataset, metric_key_prefix, machine, key or new_key())
+        metrics = json.loads(processes.said(json.dumps(processes.first(work))))
+    metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
+    trainer.log(metrics)
+    trainer.control = held.callback_handler.on_evaluate(trainer.args, trainer.state, trainer.control, metrics)
+    return metrics
+
+
+def _scored(
+    processes: TrainerProcesses, eval_dataset: Any, prefix: str, machine: Machine, key: PrivateKey
+) -> dict[str, float]:
+    """The metrics of a certified run, which the first of several processes makes alone."""
+    held: Any = processes.trainer
+    with processes.alone(), same_draws(), replaced(held.args, gradient_accumulation_steps=1):
         inputs = [
             {name: value.cpu() if isinstance(value, Tensor) else value for name, value in batch.items()}
-            for batch in trainer.get_eval_dataloader(eval_dataset)
+            for batch in held.get_eval_dataloader(eval_dataset)
         ]
         items = [held._get_num_items_in_batch([batch], torch.device("cpu")) for batch in inputs]
         recording = Recording(inputs=inputs, items=items, counts=[1] * len(inputs), steps=len(inputs))
-        found = columns(trainer, recording, ordered=True)
+        found = columns(held, recording, ordered=True)
         sizes = [max(len(value) for value in batch.values() if isinstance(value, Tensor)) for batch in inputs]
-        loss, modes = objective(trainer, found), [(module, module.training) for module in held.model.modules()]
+        loss, modes = objective(held, found), [(module, module.training) for module in held.model.modules()]
 
         def score(model: Any, **rows: Tensor) -> Tensor:
             size = rows.pop(_SIZE).float()
@@ -65,17 +83,11 @@ def evaluate(
             data={**found.data, _SIZE: torch.tensor(sizes)}, score=score, columns=("loss", _SIZE),
             metrics=("loss",), metric=lambda scores: ((scores[:, 0] * scores[:, 1]).sum() / scores[:, 1].sum())[None],
         )  # fmt: skip
-        with ready(trainer):
+        with ready(held):
             if found.smallest:
-                check_padding(trainer, recording, found)
-            folder = Path(str(trainer.args.output_dir), f"{metric_key_prefix}-{trainer.state.global_step}")
-            metrics = certified(
-                held.model, examples, folder, key=key or new_key(),
-                machine=machine or Machine(device=str(trainer.args.device)),
-            )  # fmt: skip
+                check_padding(held, recording, found)
+            folder = Path(str(held.args.output_dir), f"{prefix}-{held.state.global_step}")
+            metrics = certified(held.model, examples, folder, key=key, machine=machine)
         for module, mode in modes:
             module.training = mode
-    metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
-    trainer.log(metrics)
-    trainer.control = held.callback_handler.on_evaluate(trainer.args, trainer.state, trainer.control, metrics)
     return metrics

@@ -15,6 +15,7 @@ from transformers.trainer_utils import TrainOutput
 
 from tiebreak.api.huggingface import refusals, sampled_rollouts, trainer_loop
 from tiebreak.api.huggingface.objective import check_padding, objective, ready
+from tiebreak.api.huggingface.processes import TrainerProcesses
 from tiebreak.api.huggingface.recording import Recording, columns, record
 from tiebreak.api.huggingface.rollouts import Rollouts
 from tiebreak.api.huggingface.sampled_rollouts import RUN, SampledRollouts
@@ -23,6 +24,7 @@ from tiebreak.api.training.runs import Run, agree
 from tiebreak.engine.capture.step_run import replaced, same_draws
 from tiebreak.engine.capture.task import CHECKPOINTS, Task
 from tiebreak.engine.optimizers.settings import Clip
+from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import ConfigurationError
@@ -39,7 +41,9 @@ def train(
     train. Its own loop runs twice: once to record what each micro-batch is fed, and once over the steps that the engine
     computes from that. So order, packing, logs, callbacks, evaluation and saving are its own. Only dropout and other
     draws within the step follow the job's seed. Called again after an interruption, it goes on from the last
-    checkpoint. What GRPOTrainer and RLOOTrainer sample is published with each step (docs/reinforcement.md).
+    checkpoint. Of several processes (torchrun, accelerate launch) each calls this: they are the workers of one run,
+    that of one process with the batches of all. What GRPOTrainer and RLOOTrainer sample is published with each step
+    (docs/reinforcement.md).
     resume_from_checkpoint: True, or a checkpoint of this run in `output_dir`, changes nothing; another path is refused.
     trial: None; a search is refused. ignore_keys_for_eval: as in `trainer.train`.
     machine: how this process computes [default: on the trainer's device].
@@ -58,20 +62,26 @@ def train(
         raise ConfigurationError("expected no trial of a search, got one: make a trainer and a folder for each trial")
     machine = machine or Machine(device=str(trainer.args.device))
     terms = replace(terms or Terms(), finite_losses=True) if exact_sampling else terms
-    with sampled_rollouts.marked(trainer) if exact_sampling else nullcontext() as judge:
+    with (
+        sampled_rollouts.marked(trainer) if exact_sampling else nullcontext() as judge,
+        TrainerProcesses.of(trainer, machine) as processes,
+    ):
+        options = {"client": client, "trainer": key, "terms": terms, "check": check}
         with _noting_reads(trainer.args) as read:
-            recording = record(trainer)
-            rollouts = Rollouts.of(trainer, recording, exact=exact_sampling) if refusals.samples(trainer) else None
-            options = {"client": client, "trainer": key, "terms": terms, "check": check}
-            with same_draws():
-                run = _agreed(trainer, recording, rollouts, machine, options, judge)
-        refusals.warn_of_unread(trainer.args, read)
+            with processes.alone():
+                recording = record(trainer, processes.loader())
+                rollouts = Rollouts.of(trainer, recording, exact=exact_sampling) if refusals.samples(trainer) else None
+            processes.require_same(f"{recording.steps} steps of {len(recording.items)} micro-batches")
+            made = processes.first(partial(_agreed, processes, recording, rollouts, machine, options, judge))
+        if made is not None:
+            refusals.warn_of_unread(trainer.args, read)
+        run = made or Run(RunDirectory.open(Path(str(trainer.args.output_dir), RUN)), machine)
         given = {"ignore_keys_for_eval": ignore_keys_for_eval} if ignore_keys_for_eval else {}
         saves = str(getattr(trainer.args.save_strategy, "value", trainer.args.save_strategy)) != "no"
         keep = "all" if saves and trainer.args.save_total_limit is None else "last"
         sampler = SampledRollouts(trainer, run, rollouts, machine) if exact_sampling and rollouts else None
         with nullcontext() if sampler is None else sampler.in_place():
-            output: TrainOutput = trainer_loop.drive(trainer, run, recording, rollouts, key=key, keep=keep, **given)
+            output: TrainOutput = trainer_loop.drive(processes, run, recording, rollouts, key=key, keep=keep, **given)
     return output
 
 
@@ -104,6 +114,18 @@ def _noting_reads(args: Any) -> Iterator[set[str]]:
 
 
 def _agreed(
+    processes: TrainerProcesses, recording: Recording, rollouts: Rollouts | None, machine: Machine,
+    options: dict[str, Any], judge: Callable[..., Tensor] | None,
+) -> Run:  # fmt: skip
+    """Makes or opens the run. Of several processes, the first one does, which believes itself alone."""
+    trainer = processes.trainer
+    refusals.say_of_processes(trainer)
+    processes.batches.remember(Path(str(trainer.args.output_dir)))
+    with processes.alone(), same_draws():
+        return _captured(trainer, recording, rollouts, machine, options, judge)
+
+
+def _captured(
     trainer: Any, recording: Recording, rollouts: Rollouts | None, machine: Machine, options: dict[str, Any],
     judge: Callable[..., Tensor] | None,
 ) -> Run:  # fmt: skip

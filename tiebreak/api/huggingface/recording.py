@@ -126,13 +126,15 @@ def loop(trainer: Trainer, **options: Any) -> Any:
     return getattr(own, "original", own)(trainer, **options)
 
 
-def record(trainer: Trainer) -> Recording:
+def record(trainer: Trainer, batches: Any = None) -> Recording:
     """Runs the trainer's loop without computing or reporting, and restores the trainer afterwards.
 
-    An evaluation loads its data, since that draws random numbers on which later batches may depend.
+    An evaluation loads its data, since that draws random numbers on which later batches may depend. batches: the data
+    loader [default: the trainer's].
     """
     held: Any = trainer
-    found, loader = Recording(), _Loader(trainer.get_train_dataloader(), samples=samples(trainer))
+    batches = trainer.get_train_dataloader() if batches is None else batches
+    found, loader = Recording(), _Loader(batches, samples=samples(trainer))
 
     def note(_model: Any, _inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         found.items.append(num_items_in_batch)

@@ -1,26 +1,32 @@
 """Refuses trainers with features that runs do not support, in one message that names all of them."""
 
+import logging
 import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any, Final
 
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.training_args import ParallelMode
 
 from tiebreak.engine.capture import four_bit
 from tiebreak.protocol.errors import ConfigurationError
 
+_SHARES: Final = (
+    "a run's processes share batches, weights, gradients and moments anyway (tiebreak show RUN --workers N says how)"
+)
 _ARGUMENTS: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
     "fp16": ((False,), "a loss scaled by what its gradients were has no program; use bf16"),
     "torch_compile": ((False,), "the step is captured and runs as a program; leave it out"),
     "neftune_noise_alpha": ((None, 0), "its noise depends on the padded length of a batch; leave it out"),
     "use_liger_kernel": ((False,), "the step is captured from PyTorch's own operators; leave it out"),
     "auto_find_batch_size": ((False,), "the batch size is part of the job; set per_device_train_batch_size"),
-    "deepspeed": ((None,), "a run shares a step by workers of its own (docs/distributed.md)"),
-    "fsdp": ((None, "", [], False), "a run shares a step by workers of its own (docs/distributed.md)"),
-    "parallelism_config": ((None,), "a run shares a step by workers of its own (docs/distributed.md)"),
+    "deepspeed": ((None,), f"{_SHARES}; leave it out, and offload nothing"),
+    "fsdp": ((None, "", [], False), f"{_SHARES}; leave it out"),
+    "parallelism_config": ((None,), f"{_SHARES}, but no features; leave it out, and start as many processes"),
     "debug": ((None, "", []), "its hooks read values in the step; leave it out"),
     "activation_offloading": ((False, None), "a run keeps all values in memory; leave it out"),
     "layer_offloading": ((False, None), "a run keeps all values in memory; leave it out"),
@@ -46,13 +52,18 @@ _INSTEAD: Final = {
     "prompt with each other in the place of a value model",
 }
 """Trainers that sample and are not followed: why, and what to write instead."""
+_OF_DDP: Final = (
+    "ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph"
+)  # fmt: skip
 _READING: Final = ("ReduceLROnPlateau", "GreedyLR")
+_LOG: Final = logging.getLogger(__name__)
 _LIBRARIES: Final = ("transformers.", "trl.", "peft.", "accelerate.", "axolotl.", "tiebreak.")
 
 
 def check_trainer(trainer: Trainer) -> None:
     """Raises `ConfigurationError`, with all reasons, for a trainer whose steps a job could not be."""
-    found = [*_of_arguments(trainer.args), *_of_trainer(trainer), *_of_rollouts(trainer), *_of_callbacks(trainer)]
+    kinds = _of_processes, _of_trainer, _of_rollouts, _of_callbacks
+    found = [*_of_arguments(trainer.args), *(reason for kind in kinds for reason in kind(trainer))]
     if found:
         listed = found[0] if len(found) == 1 else "".join(f"\n* {line}" for line in found)
         raise ConfigurationError(f"expected a trainer whose steps one program computes, got {listed}")
@@ -65,13 +76,29 @@ def _of_arguments(args: TrainingArguments) -> Iterator[str]:
     kind = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
     if kind in ("reduce_lr_on_plateau", "greedy"):
         yield f"lr_scheduler_type={kind!r}: it reads results; use one that depends on the step alone"
-    if args.world_size > 1 or args.n_gpu > 1:
+    if args.n_gpu > 1:
         yield (
-            f"{max(args.world_size, args.n_gpu)} processes or GPUs, each with a batch of its own; set use_cpu=True or "
-            "CUDA_VISIBLE_DEVICES=0"
+            f"{args.n_gpu} GPUs in one process; start a process for each (torchrun --nproc-per-node {args.n_gpu}), or "
+            "set CUDA_VISIBLE_DEVICES=0"
         )
     if args.mixed_precision not in ("no", "bf16" if args.bf16 else "no"):
         yield f"mixed precision {args.mixed_precision} from the environment; set bf16=True, or unset it"
+
+
+def _of_processes(trainer: Trainer) -> Iterator[str]:
+    held: Any = trainer
+    count = held.args.world_size
+    for name in ("fsdp", "deepspeed"):
+        if getattr(held, f"is_{name}_enabled", False) and not getattr(held.args, name):
+            yield f"{name} from accelerate's settings: {_SHARES}; start with torchrun, or set it off in them"
+    if getattr(held, "is_distributed_loading_by_transformers", False):
+        yield f"a model that from_pretrained has sharded: {_SHARES}; leave out distributed_config and tp_plan"
+    if count > 1 and held.args.parallel_mode != ParallelMode.DISTRIBUTED:
+        yield f"{count} processes that torch.distributed does not connect; start them with torchrun"
+    if count > 1 and not held.args.average_tokens_across_devices:
+        yield "average_tokens_across_devices=False: a loss by how examples are dealt to processes; leave it out"
+    if count > 1 and samples(held):
+        yield f"{type(held).__name__} in {count} processes: what one samples is published; start it without torchrun"
 
 
 def _of_trainer(trainer: Trainer) -> Iterator[str]:
@@ -154,6 +181,17 @@ def _of_callbacks(trainer: Trainer) -> Iterator[str]:
                     f"{type(callback).__name__}.{event}: there are no gradients in the module then; what it does to "
                     "them belongs into the loss, and what it reads of the weights into on_step_end"
                 )
+
+
+def say_of_processes(trainer: Trainer) -> None:
+    """Warns of what differs from DDP, and of its settings, which do nothing."""
+    held: Any = trainer
+    if held.args.world_size == 1:
+        return
+    if given := [name for name in _OF_DDP if getattr(held.args, name, None) is not None]:
+        _LOG.warning("%s: there is no DDP, since a run has exchanges of its own; it does nothing", ", ".join(given))
+    if any(isinstance(module, BatchNorm) for module in held.model.modules()):
+        _LOG.warning("batch normalisation is over the batch of all processes, as SyncBatchNorm's; DDP's is over each's")
 
 
 def warn_of_unread(args: TrainingArguments, read: set[str]) -> None:

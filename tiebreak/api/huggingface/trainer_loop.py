@@ -4,17 +4,18 @@ import json
 import logging
 import time
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from types import MethodType
 from typing import Any, Final
 
 import torch
 from torch import Tensor
-from transformers import Trainer, TrainerCallback, TrainerState
+from transformers import TrainerCallback, TrainerState
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 
 from tiebreak.api.huggingface.objective import check_loss
+from tiebreak.api.huggingface.processes import TrainerProcesses
 from tiebreak.api.huggingface.recording import WEIGHT, Recording, loop
 from tiebreak.api.huggingface.refusals import logs_in_loss
 from tiebreak.api.huggingface.rollouts import Rollouts, seeded
@@ -23,18 +24,20 @@ from tiebreak.api.training import trackers
 from tiebreak.api.training.runs import Run
 from tiebreak.api.training.trainer import Step
 from tiebreak.engine.capture.step_run import replaced, same_draws
+from tiebreak.engine.distributed.train import SharedWeights
 from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError
 
 _STATE: Final = "trainer_state.json"
+_ASKED: Final = ("should_log", "should_evaluate", "should_save", "should_epoch_stop", "should_training_stop")
 _LOG: Final = logging.getLogger(__name__)
 
 
 def drive(
-    trainer: Trainer, run: Run, recording: Recording, rollouts: Rollouts | None = None, *, key: PrivateKey | None,
-    keep: str, **options: Any,
+    processes: TrainerProcesses, run: Run, recording: Recording, rollouts: Rollouts | None = None, *,
+    key: PrivateKey | None, keep: str, **options: Any,
 ) -> Any:  # fmt: skip
     """Computes what is left of a run within the trainer's loop, and returns what `trainer.train()` returns.
 
@@ -43,13 +46,16 @@ def drive(
     that samples. options: of its `train`.
     """
     driven: _Driven
+    trainer = processes.trainer
     supply = None if rollouts is None else lambda *_: driven.late
-    with closing(run.iterate(key, keep=keep, supply=supply)) as steps:  # whatever happens: it holds the folder's lock
+    computed = run.iterate(key, keep=keep, supply=supply, exchange=processes.exchange)
+    with closing(computed) as steps:  # whatever happens: it holds the folder's lock
         driven = (
-            _Driven(trainer, run, recording, steps)
+            _Driven(processes, run, recording, steps)
             if rollouts is None
-            else _Sampling(rollouts, trainer, run, recording, steps)
+            else _Sampling(rollouts, processes, run, recording, steps)
         )
+        processes.align()
         with driven.in_place():
             found = loop(trainer, **options)
         driven.finish()
@@ -60,16 +66,18 @@ class _Driven:
     """Runs a trainer's loop with the steps of a reproducible run."""
 
     def __init__(
-        self, trainer: Any, run: Run, recording: Recording, steps: Generator[tuple[Step, dict[str, Tensor]]]
-    ) -> None:
-        self.trainer, self.run, self.recording = trainer, run, recording
+        self, processes: TrainerProcesses, run: Run, recording: Recording,
+        steps: Generator[tuple[Step, Mapping[str, Tensor]]],
+    ) -> None:  # fmt: skip
+        self.processes, self.trainer, self.run, self.recording = processes, processes.trainer, run, recording
+        trainer = self.trainer
         self.first, self._losses = run.step, run.losses
         self._steps = steps
         self.weights: Mapping[str, Tensor] = {}
         """The weights after the last step; valid until the next step."""
         self._done = 0
         """Micro-batches of this step that have passed."""
-        recording.loader.watches = not self.first
+        recording.loader.watches = not (self.first or processes.index)
         self._reports = hasattr(trainer, "_metrics") or logs_in_loss(trainer)
         self._norm: float | None = None
         self.callbacks = trainer.callback_handler
@@ -80,7 +88,8 @@ class _Driven:
         self._written: dict[str, int] = {}
         """The version of each tensor after it was last written."""
         own = ("transformers.trainer_callback", "transformers.utils.notebook")
-        self.watched = any(not type(one).__module__.startswith(own) for one in self.callbacks.callbacks)
+        others = [one for one in self.callbacks.callbacks if not type(one).__module__.startswith(own)]
+        (self.watched,) = processes.any([bool(others)])
         """Whether there are callbacks of other packages, which may read the weights after each step."""
 
     @contextmanager
@@ -106,6 +115,7 @@ class _Driven:
                     callback_handler=handler, get_train_dataloader=lambda: self.recording.loader, **norms,
                 ),
                 replaced(held.args, save_only_model=True),
+                self.processes.in_loop(),
             ):  # fmt: skip
                 yield
         finally:
@@ -146,10 +156,13 @@ class _Driven:
 
     def write(self) -> None:
         """Gives the module the weights and buffers of the last step."""
+        weights = self.weights
+        if isinstance(weights, SharedWeights):
+            weights = weights.gather([name for name, _ in self._tensors() if name in weights])
         with torch.no_grad():
             for name, tensor in self._tensors():
-                if name in self.weights:
-                    tensor.copy_(self.weights[name])
+                if name in weights:
+                    tensor.copy_(weights[name])
                 self._written[name] = tensor._version
 
     def _report(self, model: Any, inputs: Any, items: Any, *, computed: bool) -> None:
@@ -163,8 +176,9 @@ class _Driven:
                 self.trainer._total_train_tokens += int(mask.sum()) if mask is not None else places.shape[1]
             return
         self._refresh()
-        with same_draws(), torch.no_grad():
-            prepared = self._prepared(inputs)
+        mine = inputs if self.processes.count == 1 else self.processes.share(inputs)
+        with same_draws(), torch.no_grad(), self.processes.alone() if mine is None else nullcontext():
+            prepared = self._prepared(inputs if mine is None else mine)
             with self.trainer.compute_loss_context_manager():
                 self.plain.append(self.trainer.compute_loss(model, prepared, num_items_in_batch=items))
 
@@ -184,6 +198,7 @@ class _Driven:
             for _ in self._steps:
                 raise AssertionError("the loop has ended before the run")
         self._steps.close()
+        self.processes.meet()  # the last checkpoint is on disk
         if not (self.trainer.args.load_best_model_at_end and state.best_model_checkpoint):
             self.weights = self.run.state_dict()
             self.write()
@@ -192,11 +207,11 @@ class _Driven:
 class _Sampling(_Driven):
     """Runs the loop of a trainer that samples from its model. Its rollouts are each step's late data."""
 
-    def __init__(self, rollouts: Rollouts, trainer: Any, *rest: Any) -> None:
-        super().__init__(trainer, *rest)
+    def __init__(self, rollouts: Rollouts, processes: TrainerProcesses, *rest: Any) -> None:
+        super().__init__(processes, *rest)
         self._rollouts, self._taken, self._seconds = rollouts, list[dict[str, Tensor]](), 0.0
         self._logs = LogFiles(RunDirectory.open(self.run.directory))
-        trainer._step, trainer._buffered_inputs = 0, None
+        self.trainer._step, self.trainer._buffered_inputs = 0, None
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         started = time.perf_counter()
@@ -238,10 +253,13 @@ class _Keeper(TrainerCallback):
 
     def __init__(self, driven: _Driven) -> None:
         self._driven, self._stopping = driven, False
+        self._asked, self._later = dict.fromkeys(_ASKED, False), set[str]()
+        """What the processes have agreed to do, and what one asks for until they meet again."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         run = self._driven.run
-        trackers.remember(run.directory, run.job, self._driven.callbacks.callbacks)
+        if not self._driven.processes.index:
+            trackers.remember(run.directory, run.job, self._driven.callbacks.callbacks)
 
     def _at(self, state: Any, control: Any) -> Any:
         every, driven = self._driven.run.job.checkpoint_interval, self._driven
@@ -257,9 +275,22 @@ class _Keeper(TrainerCallback):
         return control
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:  # noqa: ARG002
+        asked = self._driven.processes.any([name in self._later or getattr(control, name) for name in _ASKED])
+        self._asked, self._later = dict(zip(_ASKED, asked, strict=True)), set()
+        vars(control).update(self._asked)  # what a callback of one process asks for, all do
         return self._at(state, control)
 
-    on_epoch_end = on_evaluate = on_log = on_save = on_step_end
+    on_epoch_end = on_evaluate = on_step_end
+
+    def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> Any:  # noqa: ARG002
+        if self._driven.processes.count == 1:
+            return self._at(state, control)
+        fresh = {name for name, asked in self._asked.items() if getattr(control, name) and not asked}
+        self._later |= fresh  # perhaps one process alone logs or saves
+        vars(control).update(dict.fromkeys(fresh, False))
+        return control
+
+    on_save = on_log
 
 
 class _Replayed(CallbackHandler):

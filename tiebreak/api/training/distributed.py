@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Final
 
@@ -40,9 +40,10 @@ def joined(device: str, timeout: float = TIMEOUT) -> Iterator[Torch]:
     """The workers, in a process group of their own: gloo, or nccl for devices of CUDA.
 
     device: the device that this worker computes on. timeout: the seconds that it waits for another. Raises
-    `ConfigurationError` outside `torchrun`, and `WorkerLost` when an exchange fails inside the block.
+    `ConfigurationError` outside `torchrun`, and `WorkerLost` when an exchange fails inside the block, be it of other
+    code (accelerate's) that has initialized `torch.distributed` before.
     """
-    if not launched():
+    if not (launched() or dist.is_initialized()):
         raise ConfigurationError(
             "expected workers started by torchrun, such as `torchrun --nproc-per-node 2 -m tiebreak train RUN ...`, "
             "got a process of its own"
@@ -52,8 +53,10 @@ def joined(device: str, timeout: float = TIMEOUT) -> Iterator[Torch]:
     backend = "nccl" if device.startswith("cuda") else "gloo"
     if backend == "nccl":
         torch.cuda.set_device(device)  # where nccl meets
-    dist.init_process_group(backend, store=store, rank=worker, world_size=workers, timeout=patience)
-    exchange = Torch()
+    group = dist.new_group(backend=backend, timeout=patience) if dist.is_initialized() else None
+    if group is None:
+        dist.init_process_group(backend, store=store, rank=worker, world_size=workers, timeout=patience)
+    exchange = Torch(group)
     beats = _Heartbeats(store.clone(), exchange)
     try:
         with _last_words(exchange.worker):
@@ -61,9 +64,13 @@ def joined(device: str, timeout: float = TIMEOUT) -> Iterator[Torch]:
                 yield exchange
             except ExchangeError as error:
                 raise WorkerLost(f"{beats.verdict()}; {GO_ON}") from error
+            except RuntimeError as error:
+                if not (lost := beats.lost()):
+                    raise
+                raise WorkerLost(f"{lost}; {GO_ON}") from error
     finally:
         beats.stop()
-        dist.destroy_process_group()
+        dist.destroy_process_group(group)
 
 
 @contextmanager
@@ -140,11 +147,12 @@ class _Heartbeats:
 
     def _beat(self) -> None:
         count = 0
-        while True:
-            self._store.set(f"alive/{self._exchange.worker}", f"{count} {self._exchange.exchanges}")
-            if self._over.wait(BEAT):
-                return
-            count += 1
+        with suppress(RuntimeError):  # if the rendezvous is gone
+            while True:
+                self._store.set(f"alive/{self._exchange.worker}", f"{count} {self._exchange.exchanges}")
+                if self._over.wait(BEAT):
+                    return
+                count += 1
 
     def _read(self) -> dict[int, tuple[int, int]]:
         found = {}
@@ -154,13 +162,23 @@ class _Heartbeats:
                 found[worker] = int(count), int(exchanges)
         return found
 
+    def lost(self) -> str:
+        """A clause on the workers that are gone; empty if all are there."""
+        try:
+            before = self._read()
+            time.sleep(3 * BEAT)
+            now, everyone = self._read(), range(self._exchange.workers)
+        except RuntimeError:
+            return "lost the rendezvous, which torchrun keeps, or without it worker 0"
+        gone = [w for w in everyone if w not in now or now[w][0] == before.get(w, (-1, 0))[0]]
+        names = f"worker{'s' if len(gone) > 1 else ''} {', '.join(map(str, gone))}"
+        return f"lost {names} of {len(everyone)}" if gone else ""
+
     def verdict(self) -> str:
-        """A sentence on the workers that are gone, or on the one that the others waited for."""
-        before = self._read()
-        time.sleep(3 * BEAT)
+        """A clause on the workers that are gone, or on the one that the others waited for."""
+        if found := self.lost():
+            return found
         now, everyone = self._read(), range(self._exchange.workers)
-        if gone := [w for w in everyone if w not in now or now[w][0] == before.get(w, (-1, 0))[0]]:
-            return f"lost worker{'s' if len(gone) > 1 else ''} {', '.join(map(str, gone))} of {len(everyone)}"
         late = min(everyone, key=lambda w: now[w][1])
         return f"worker {late} of {len(everyone)} is alive, but did not answer the others in time"
 

@@ -8,7 +8,7 @@ from functools import partial
 from hashlib import sha256
 from math import isfinite
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from torch import Tensor
 
@@ -28,7 +28,7 @@ from tiebreak.engine.capture.captured import Captured, Terms, draft_job, sign_jo
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.data.disk import write_file
 from tiebreak.engine.distributed.exchange import Exchange
-from tiebreak.engine.distributed.train import SharedInterpreter, follow
+from tiebreak.engine.distributed.train import SharedInterpreter, SharedWeights, follow
 from tiebreak.engine.logged.journal import LogsInProgress, Supply, no_late_data
 from tiebreak.engine.logged.policy import POLICY, LoggedPolicy, policy_of
 from tiebreak.engine.run.audit import SegmentAudit
@@ -179,23 +179,30 @@ class Run:
 
     @taking(key=KEY | NONE, keep=TEXT, supply=FUNCTION | NONE)
     def iterate(
-        self, key: PrivateKey | None = None, *, keep: str = "all", supply: LateData | None = None
-    ) -> Generator[tuple[Step, dict[str, Tensor]]]:
+        self, key: PrivateKey | None = None, *, keep: str = "all", supply: LateData | None = None,
+        exchange: Exchange | None = None,
+    ) -> Generator[tuple[Step, Mapping[str, Tensor]]]:  # fmt: skip
         """Computes what is left, each step when it is asked for, and yields it with its weights and buffers.
 
         These are the engine's own tensors, with the keys of `state_dict`, on the device that computes: copy them before
-        the next step is asked for, and never write to them. Frozen ones may be in bfloat16. key, keep, supply: as in
-        `resume`.
+        the next step is asked for, and never write to them. Frozen ones may be in bfloat16. key, keep, supply,
+        exchange: as in `resume`. Several workers read the same weights at the same time, since they hold them in
+        shards.
         A loop that ends early leaves the run at its last checkpoint. Raises what `resume` raises.
         """
-        names, interpreter = names_of(self._run), _interpreter(self._run, self._machine, key)
-        logs = LogsInProgress.of(self._run, supply=self._supplied(supply))
-        worker = Worker(self._run, interpreter, key=key, keep=Keep.parse(keep), logs=logs)
-        with closing(worker.each()) as computed:
+        names = names_of(self._run)
+        interpreter = _interpreter(self._run, replace(self._machine, exchange=exchange), key)
+        computed = _followed(self._run, interpreter, None, check_finite=key is not None)
+        if computed is None:
+            logs = LogsInProgress.of(self._run, supply=self._supplied(supply))
+            computed = Worker(self._run, interpreter, key=key, keep=Keep.parse(keep), logs=logs).each()
+        with closing(computed):
             for progress, state in computed:
                 if not isfinite(progress.loss):
                     raise NotFiniteError(progress.step, "the loss")
-                weights = {key: state[entry] for key, entry in names.items()}
+                weights: Mapping[str, Tensor] = {key: state[entry] for key, entry in names.items()}
+                if isinstance(interpreter, SharedInterpreter):
+                    weights = SharedWeights(interpreter, state, names)
                 yield Step(progress.step, progress.loss, progress.seconds, norm=norm_in(state)), weights
 
     def _supplied(self, supply: LateData | None) -> Supply:
@@ -271,18 +278,29 @@ def continue_run(
     if until is not None and not 1 <= until <= job.steps:
         raise ConfigurationError(f"expected until of 1 to {job.steps} steps, got {until}")
     interpreter = _interpreter(run, machine, key)
-    if isinstance(interpreter, SharedInterpreter):
-        interpreter.compare({"job": job, "last step": until or job.steps})
-        check_finite = bool(interpreter.agreed(bytes([key is not None and not diverging]))[0])
-        if interpreter.arithmetic.exchange.worker:
-            follow(run, interpreter, until, check_finite=check_finite)
-            return Digest(interpreter.agreed(bytes(32)))
+    if computed := _followed(run, interpreter, until, check_finite=key is not None and not diverging):
+        for _ in computed:
+            pass
+        return Digest(cast("SharedInterpreter", interpreter).agreed(bytes(32)))
     worker = Worker(
         run, interpreter, key=key, keep=kept, on_progress=on_progress, on_commit=on_commit,
         stop_if_not_finite=not diverging, logs=LogsInProgress.of(run, supply=supply),
     )  # fmt: skip
     root = worker.work(until)
     return Digest(interpreter.agreed(root)) if isinstance(interpreter, SharedInterpreter) else root
+
+
+def _followed(
+    run: RunDirectory, interpreter: Interpreter, until: int | None, *, check_finite: bool
+) -> Generator[tuple[Progress, Mapping[str, Tensor]]] | None:
+    """The steps of a worker other than the first, once all have the same job; None on the first, and for one alone."""
+    if not isinstance(interpreter, SharedInterpreter):
+        return None
+    interpreter.compare({"job": run.job, "last step": until or run.job.steps})
+    agreed = bool(interpreter.agreed(bytes([check_finite]))[0])
+    if not interpreter.arithmetic.exchange.worker:
+        return None
+    return follow(run, interpreter, until, check_finite=agreed)
 
 
 def _interpreter(run: RunDirectory, machine: Machine, key: PrivateKey | None) -> Interpreter:

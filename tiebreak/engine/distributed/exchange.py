@@ -36,8 +36,9 @@ class ExchangeError(StateError):
 
 @dataclass
 class Torch:
-    """The process group that `torch.distributed` was initialized with."""
+    """The process group that `torch.distributed` was initialized with, or another one of the same processes."""
 
+    group: dist.ProcessGroup | None = None
     worker: int = field(default_factory=dist.get_rank)
     workers: int = field(default_factory=dist.get_world_size)
     exchanges: int = 0
@@ -49,7 +50,7 @@ class Torch:
         """Waits until all workers have come here."""
         self.exchanges += 1
         try:
-            dist.barrier()
+            dist.barrier(self.group)
         except RuntimeError as error:
             raise _failed(error) from error
 
@@ -57,8 +58,8 @@ class Torch:
         """Begins an exchange, as `Exchange.begin` does; raises `ExchangeError`, also from the wait."""
         self.exchanges += 1
         others = [w for w in range(self.workers) if w != self.worker]
-        receive = [dist.P2POp(dist.irecv, into[w], w) for w in others if len(into[w])]
-        send = [dist.P2POp(dist.isend, pieces[w], w) for w in others if len(pieces[w])]
+        receive = [dist.P2POp(dist.irecv, into[w], w, self.group) for w in others if len(into[w])]
+        send = [dist.P2POp(dist.isend, pieces[w], w, self.group) for w in others if len(pieces[w])]
         self.bytes_sent += sum(pieces[w].nbytes for w in others)
         try:
             waiting = dist.batch_isend_irecv([*receive, *send]) if receive or send else []
@@ -235,6 +236,11 @@ class Collectives:
         into = [torch.empty_like(numbers), *[none] * (self.workers - 1)]
         self._swap([numbers] * self.workers if first else [none] * self.workers, into)
         return bytes(into[0].cpu().tolist())
+
+    def said(self, mine: bytes, device: torch.device) -> bytes:
+        """The bytes of the first worker; what the others give counts for nothing."""
+        length = self.numbers(len(mine), device)[0]
+        return self.agreed(bytes(length) if self.exchange.worker else mine, device)
 
     def _swap(self, pieces: Sequence[Tensor], into: Sequence[Tensor]) -> None:
         self.exchange.begin(pieces, into)()

@@ -3,7 +3,8 @@
 Workers trust each other: what one of them computes wrongly is wrong in the run, as on one machine.
 """
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -20,6 +21,7 @@ from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError, Observer, Planned, State, StepResult, Sums
 from tiebreak.engine.run.loop import exact, steps
 from tiebreak.engine.run.schedule import slot_name
+from tiebreak.engine.run.train import Progress
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import Instruction
 from tiebreak.protocol.program.program import Program
@@ -113,6 +115,15 @@ class SharedInterpreter(Interpreter):
                 found[name] = found[name].view(shape)
         return found
 
+    def everywhere(self, state: Mapping[str, Tensor], names: Iterable[str]) -> State:
+        """Whole entries, on every worker. All ask for the same ones at the same time."""
+        shapes = {name: self.partition.program.state_spec()[name][1] for name in names}
+        splits = {name: self.partition.state_layout(shape) for name, shape in shapes.items()}
+        collectives = self.arithmetic.collectives
+        swaps = {name: collectives.gather(state[name], split) for name, split in splits.items() if split is not None}
+        gathered = dict(zip(swaps, collectives.run([*swaps.values()]), strict=True))
+        return {name: gathered.get(name, state[name]).view(shape) for name, shape in shapes.items()}
+
     def step(
         self, number: int, state: State, data: State, observe: Observer | None = None, *, check_finite: bool = True,
         donate: bool = False, sums: Sums | None = None,
@@ -132,8 +143,37 @@ class SharedInterpreter(Interpreter):
         return result
 
 
-def follow(run: RunDirectory, interpreter: SharedInterpreter, until: int | None, *, check_finite: bool) -> None:
-    """Computes, on a worker other than the first, what `Worker.work` computes there."""
+@dataclass(frozen=True, eq=False)
+class SharedWeights(Mapping[str, Tensor]):
+    """Weights that the workers hold in shards. All read the same ones at the same time, which makes these whole."""
+
+    interpreter: SharedInterpreter
+    state: Mapping[str, Tensor]
+    names: Mapping[str, str]
+    """The entry of the state for each key."""
+
+    def __getitem__(self, key: str) -> Tensor:
+        return self.gather([key])[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def gather(self, keys: Sequence[str]) -> dict[str, Tensor]:
+        """Several of them, in few messages."""
+        found = self.interpreter.everywhere(self.state, [self.names[key] for key in keys])
+        return {key: found[self.names[key]] for key in keys}
+
+
+def follow(
+    run: RunDirectory, interpreter: SharedInterpreter, until: int | None, *, check_finite: bool
+) -> Generator[tuple[Progress, State]]:
+    """Computes, on a worker other than the first, what `Worker.each` computes there."""
     job = run.job
     interpreter.check_job(job)
     step = interpreter.starts_at(0)
@@ -143,6 +183,14 @@ def follow(run: RunDirectory, interpreter: SharedInterpreter, until: int | None,
         check_finite=check_finite, donate=lambda: True,
     )  # fmt: skip
     del state
+    started = time.perf_counter()
     for number, result, _ in computed:
+        seconds = time.perf_counter() - started
         if job.ends_segment(number):
             interpreter.whole(result.state)
+        progress = Progress(
+            step=number, steps=job.steps, loss=result.loss, loss_bits=result.loss_bits, seconds=seconds, resolving=0.0,
+            waiting=0.0,
+        )  # fmt: skip
+        yield progress, result.state
+        started = time.perf_counter()
