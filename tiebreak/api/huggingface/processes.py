@@ -32,7 +32,7 @@ from tiebreak.protocol.errors import ConfigurationError, own_file
 
 T = TypeVar("T")
 _BATCHES: Final = "batches.json"
-"""The file beside it that says of which batches the run is, so that another number of processes can go on."""
+"""The file beside the run with the sizes of its batches, so that another number of processes can go on."""
 _MAX_BYTES: Final = 1 << 12
 _LOG: Final = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Batches:
 
     @classmethod
     def of(cls, trainer: Any) -> "Batches":
-        """Those of the run in the trainer's folder, or else of a new one."""
+        """The batches of the run in the trainer's folder, or else of a new one."""
         count, each, folder = trainer.args.world_size, trainer.args.train_batch_size, Path(trainer.args.output_dir)
         size = each if trainer.accelerator.split_batches else each * count
         mine = cls(processes=count, each=each, size=size, fills=count > 1 and trainer.accelerator.even_batches)

@@ -254,7 +254,7 @@ class _Keeper(TrainerCallback):
     def __init__(self, driven: _Driven) -> None:
         self._driven, self._stopping = driven, False
         self._asked, self._later = dict.fromkeys(_ASKED, False), set[str]()
-        """What the processes have agreed to do, and what one asks for until they meet again."""
+        """Decisions that the processes have agreed on, and those that one asks for until they meet again."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         run = self._driven.run

@@ -31,7 +31,7 @@ SCALES, MAP = "weight.absmax", "weight.quant_map"
 NESTED_SCALES, NESTED_MAP, OFFSET = "weight.nested_absmax", "weight.nested_quant_map", "weight.offset"
 _DTYPES: Final = (torch.float32, torch.bfloat16)
 _UNIT: Final = 256
-"""The bytes of which a multiple is held."""
+"""Bytes are held in multiples of this many."""
 _PLACES: Final = torch.tensor([256**place for place in range(8)])
 _NIBBLES: Final = torch.tensor([divmod(byte, 16) for byte in range(256)])
 """The two codes of each byte: bitsandbytes packs the first of a pair into the high half."""
@@ -52,7 +52,7 @@ def _own_kinds(module: nn.Module) -> set[str]:
 
 
 def unsupported(model: nn.Module) -> Iterator[str]:
-    """What of bitsandbytes in a model has no form here, by the first layer of each kind, with advice."""
+    """Names what of bitsandbytes in a model has no form here, by the first layer of each kind, with advice."""
     found = dict[str, str]()
     for path, module in model.named_modules():
         if kinds := _own_kinds(module):
@@ -64,7 +64,7 @@ def unsupported(model: nn.Module) -> Iterator[str]:
 
 
 def _reason(layer: Any) -> str:
-    """Why a layer with 4-bit weights has no form here; empty if it has one."""
+    """The reason for which a layer with 4-bit weights has no form here; empty if it has one."""
     weight, held = layer.weight, layer.quant_state
     if held is None:
         return "a Linear4bit that is not quantized yet; move the model to its device, or load it with from_pretrained"
@@ -150,7 +150,7 @@ def decoded(model: nn.Module) -> Iterator[None]:
 
 
 def _traced(layer: Any, x: Tensor) -> Tensor:
-    """What `Linear4bit.forward` computes."""
+    """The output of `Linear4bit.forward`."""
     dtype = layer.compute_dtype if layer.compute_type_is_set and layer.compute_dtype is not None else x.dtype
     bias = None if layer.bias is None else layer.bias.to(dtype)
     found: Tensor = _Product.apply(x.to(dtype), bias, layer)  # type: ignore[no-untyped-call]
