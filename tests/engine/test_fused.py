@@ -42,17 +42,15 @@ LONG = [("sums", "long"), ("workers", "long"), ("graphs", "golden"), ("operands"
 MORE = [*((name, "more") for name in MUTANTS), ("workers", "more"), *LONG]
 
 
-NIGHTLY = [*LONG, ("integers", "more"), ("sums", "more")]
-
-
-@pytest.mark.parametrize(("name", "part"), slow_except(MORE, nightly=NIGHTLY, several=True))
+@pytest.mark.nightly
+@pytest.mark.parametrize(("name", "part"), MORE)
 def test_triton_kernels_match_integers_on_further_cases(name: str, part: str, cases: Callable[[int], None]) -> None:
     ran = json.loads(python("-m", f"tests.engine.interpreted.{name}", part))
     assert min(ran.values()) > 0
     cases(sum(ran.values()))
 
 
-@pytest.mark.parametrize("name", slow_except(MUTANTS, nightly=["sums"]))
+@pytest.mark.parametrize("name", slow_except(MUTANTS, nightly=["sums", "integers", "graphs"]))
 def test_all_triton_kernel_mutants_are_caught(name: str) -> None:
     dead, mutants = json.loads(python("-m", f"tests.engine.interpreted.{name}", "mutants"))
     assert sorted(dead) == mutants
