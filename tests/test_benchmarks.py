@@ -67,13 +67,18 @@ def test_lines_of_code_over_the_budget_of_an_area_fail(
     """Comments, docstrings and blank lines are free; only files that git tracks count, each in its own area."""
     source = '"""Docs\n\nmore."""\n\n# why\nx = [\n    1,  # one\n]\n"""A string that says what x is."""\n'
     names = {"tiebreak/lab/a.py": source, "tiebreak/b.py": "", "tiebreak/d.c": "x\n" * 4, "benchmarks/e.py": "f'{1}'\n"}
-    for name, text in (names | {"tests/f.py": "\n" * 50}).items():
+    names |= {
+        "tests/f.py": "\n" * 50,
+        "checker/g.js": "/** Why.\n * And. */\nx();\n// y\n",
+        "checker/vendor/h.js": "x();\n",
+    }
+    for name, text in names.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     for command in (["init", "-q"], ["add", "-A"]):
         subprocess.run(["git", *command], cwd=tmp_path, check=True)
     (tmp_path / "tiebreak" / "untracked.py").write_text("x\n" * 1000)
-    assert lines.count(tmp_path) == ({"core": 0, "lab": 3, "benchmarks": 1, "tests": 0}, 4)
+    assert lines.count(tmp_path) == ({"core": 0, "lab": 3, "benchmarks": 1, "tests": 0, "page": 1}, 4)
     monkeypatch.setitem(lines.BUDGETS, "lab", budget)
     assert lines.main(tmp_path) == (budget < 3)
     assert said in capsys.readouterr().out

@@ -103,5 +103,5 @@ def test_a_following_worker_starts_from_the_first_workers_state() -> None:
     follower: Any = SimpleNamespace(
         check_job=lambda _: None, starts_at=lambda own: max(own, 6), to_device=dict, place_data=dict
     )
-    follow(run, follower, None, check_finite=True)
+    assert [*follow(run, follower, None, check_finite=True)] == []
     assert asked == [6]

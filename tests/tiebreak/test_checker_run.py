@@ -57,7 +57,7 @@ MODULE = ROOT / "recheck" / "build" / "recheck.wasm"
 NODE = shutil.which("node")
 NEEDED = "TIEBREAK_NEED_WASM" in os.environ
 pytestmark = pytest.mark.skipif(
-    not ((MODULE.exists() and NODE) or NEEDED), reason="needs node, and recheck.wasm, which make wasm builds"
+    not ((MODULE.exists() and NODE) or NEEDED), reason="needs recheck.wasm, which make wasm builds"
 )
 Answer = dict[str, Any]
 
