@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-BUDGETS: Final = {"core": 47_960, "lab": 8_980, "benchmarks": 3_745, "tests": 60_190, "page": 2_050}
+BUDGETS: Final = {"core": 47_960, "lab": 8_980, "benchmarks": 3_745, "tests": 60_200, "page": 2_050}
 AREAS: Final = {
     "tiebreak/lab/": "lab",
     "tiebreak/": "core",

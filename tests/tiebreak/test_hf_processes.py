@@ -19,6 +19,12 @@ Start = tuple[int, str, Path, int, dict[str, Any]]
 """The number of processes, whose training, its folder, the batch of each process, and more arguments."""
 
 
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets processes that are started anew import the tests."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
 def trained(kind: str, *starts: Start) -> tuple[list[list[int]], str]:
     """Trains each, one after the other; the exit codes of their processes, and what they have printed."""
     given = json.dumps([(count, whose, str(folder), *rest) for count, whose, folder, *rest in starts])

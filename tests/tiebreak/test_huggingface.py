@@ -111,7 +111,8 @@ def test_logging_integrations_and_evaluation_change_no_bit(
         sys.modules["mlflow"].end_run()
     else:
         found = {"tensorboard": "watched/**/events.out.tfevents*", "wandb": "wandb/offline-run-*/*.wandb"}[kind]
-        assert [*tmp_path.glob(found)] != []
+        folder = Path(sys.modules["wandb"].run.settings.root_dir) if kind == "wandb" else tmp_path
+        assert [*folder.glob(found)] != []
     states = [tiebreak.open_run(tmp_path / name / "run").state_dict() for name in ("bare", "watched")]
     assert all(states[0][name].equal(states[1][name]) for name in states[0])
 
