@@ -2,7 +2,8 @@
 import { refuse, refusing } from "./module.js";
 import { parseJson, JsonFields, isInteger, quoted, sorted } from "./formats.js";
 
-const MAX_HEADER = 1 << 24, MAX_ELEMENTS = 2n ** 40n, PIECE = 1 << 22;
+const MAX_HEADER = 1 << 24, MAX_ELEMENTS = 2n ** 40n;
+export const PIECE = 1 << 22;
 const WIDTHS = { F64: 8, F32: 4, F16: 2, BF16: 2, I64: 8, I32: 4, I16: 2, I8: 1, U64: 8, U32: 4, U16: 2, U8: 1,
   BOOL: 1 };
 export const DTYPES = ["F32", "I64", "BOOL"];

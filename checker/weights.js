@@ -5,13 +5,13 @@
 import { attempt, naming, refuse } from "./module.js";
 import { JsonFields, MAX_ENVELOPE, TooDeep, commas, dumps, parseJson, printable, quoted, sorted } from "./formats.js";
 import { SignedCertificate, listed } from "./certificate.js";
-import { DTYPES, openTensors, piecesOf, readAt, readWhole } from "./tensors.js";
+import { DTYPES, PIECE, openTensors, piecesOf, readAt, readWhole } from "./tensors.js";
 import { tensorId } from "./replay.js";
 
 /** @typedef {{size: number, slice: (from: number, to: number) => Promise<Uint8Array>}} Source */
 /** @typedef {{name: string, file?: Source, files?: Map<string, Source | null>}} Given weights: one file, or a folder */
 
-const PIECE = 1 << 22, MAX_JSON = 1 << 24, MAX_OTHER = 1 << 28, MAX_CONFIGURATION = 1 << 20;
+const MAX_JSON = 1 << 24, MAX_OTHER = 1 << 28, MAX_CONFIGURATION = 1 << 20;
 const MAX_ENTRIES = 10_000, MAX_JSON_FILES = 1000, MAX_NESTING = 200;
 const WEIGHTS = "model.safetensors", INDEX = "model.safetensors.index.json", SUFFIX = ".safetensors";
 const ADAPTER = "adapter_config.json", ADAPTER_WEIGHTS = "adapter_model.safetensors";
@@ -197,7 +197,8 @@ function misleads(field, value, beside, found) {
 
 /** Whether transformers takes 4-bit weights as their codes say, and makes no others of the plain matrices. */
 function keepsCodes(settings, { tensors, matrices }) {
-  const skipped = settings.get("llm_int8_skip_modules") ?? ["lm_head"], named = Array.isArray(skipped) ? skipped : [];
+  const skipped = settings.get("llm_int8_skip_modules") ?? ["lm_head"], all = Array.isArray(skipped) ? skipped : [];
+  const named = all.filter((one) => typeof one === "string"); // others would become texts
   const layers = matrices.map((name) => name.replace(/\.weight$/, "")).filter((name) => !EMBEDDED.test(name));
   const kept = [...layers, "lm_head"].every((name) => named.some((one) => `.${name}`.endsWith(`.${one}`)));
   const is4Bit = settings.get("quant_method") === "bitsandbytes" && settings.get("load_in_4bit") === true;

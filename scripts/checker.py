@@ -39,7 +39,7 @@ def bundle(name: str, done: dict[str, str]) -> str:
 
 
 def assembled() -> str:
-    """The text of the page."""
+    """The whole page as one HTML text, made from its sources and the module."""
     font = b64encode((STATIC / "inter.woff2").read_bytes()).decode()
     style = (STATIC / "page.css").read_text("utf-8").replace("inter.woff2", f"data:font/woff2;base64,{font}")
     parts = {

@@ -145,7 +145,7 @@ class TrainerProcesses:
             )
 
     def meet(self) -> None:
-        """Waits for the others."""
+        """Returns when all processes have come here."""
         if self.exchange is not None:
             self.exchange.meet()
 
