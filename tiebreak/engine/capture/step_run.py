@@ -151,7 +151,8 @@ def exchanged(module: nn.Module, tensors: dict[str, Tensor]) -> Iterator[None]:
     others = tensors.copy()
     with same_tensors(module):
         for path, part in module.named_modules():
-            part._buffers |= {name: others.pop(f"{path}.{name}") for name in part._buffers if "." in name}
+            if not isinstance(part, torch.jit.ScriptModule):  # they are refused
+                part._buffers |= {name: others.pop(f"{path}.{name}") for name in part._buffers if "." in name}
         with torch.nn.utils.stateless._reparametrize_module(module, others, tie_weights=True):
             yield
         tensors |= others
