@@ -116,6 +116,7 @@ def test_installed_wheel_contains_the_corpus(installed: Installed) -> None:
     assert '"equal": true' in installed.tiebreak("corpus", "check", str(ROOT / "corpus/sealed/x86-avx2.json"), "--json")
 
 
+@pytest.mark.nightly
 def test_installed_wheel_runs_economics_and_simulation(installed: Installed) -> None:
     assert "tiebreak agree" in installed.tiebreak("economics", "--preset", "fine-tune")
     assert "hopes for" in installed.tiebreak("simulate", "--list")
@@ -124,6 +125,7 @@ def test_installed_wheel_runs_economics_and_simulation(installed: Installed) -> 
     assert "BROKEN PROMISE" not in text
 
 
+@pytest.mark.nightly
 def test_installed_wheel_runs_the_demo(installed: Installed) -> None:
     assert "Disputes" in installed.tiebreak("demo", "--steps", "14", "-o", "shown")
     assert json.loads((installed.folder / "shown" / "result.json").read_text())["succeeded"] is True

@@ -50,7 +50,7 @@ def test_triton_kernels_match_integers_on_further_cases(name: str, part: str, ca
     cases(sum(ran.values()))
 
 
-@pytest.mark.parametrize("name", slow_except(MUTANTS, nightly=["sums", "integers", "graphs"]))
+@pytest.mark.parametrize("name", slow_except(MUTANTS, nightly=MUTANTS.keys() - {"operands"}))
 def test_all_triton_kernel_mutants_are_caught(name: str) -> None:
     dead, mutants = json.loads(python("-m", f"tests.engine.interpreted.{name}", "mutants"))
     assert sorted(dead) == mutants
@@ -75,12 +75,12 @@ def test_compiled_triton_kernels_match_the_recorded_results(
     cases(len(found))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_triton_kernel_launches_compile(cases: Callable[[int], None]) -> None:
     cases(int(python("-m", "tests.engine.launches")))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fused_multiply_adds_in_machine_code_are_detected() -> None:
     """So is that of packed instructions on sm_100, whatever the compiler is told."""
     program = (

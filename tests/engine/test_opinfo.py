@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from tests.conftest import CaseCounter
 from tests.engine.lowering_bench import loss_of, make_task, run_engine
 from tests.engine.test_capture_pure import INTERNAL
+from tests.parts import slow_except
 from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.capture.step import UNCOVERED
 from tiebreak.engine.run.interpreter import NotFiniteError
@@ -204,8 +205,7 @@ def test_selected_opinfo_operators_are_right(names: tuple[str, ...], dtype: torc
     cases(counts.total())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shard", range(SHARDS))
+@pytest.mark.parametrize("shard", slow_except(range(SHARDS), nightly=range(2, SHARDS)))
 def test_every_opinfo_operator_is_right_or_refused(shard: int, cases: CaseCounter) -> None:
     counts = check(operators()[shard::SHARDS])
     assert counts["right"] > 30

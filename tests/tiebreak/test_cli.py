@@ -442,15 +442,17 @@ def names_in(extra: str) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in IMPORTS if name.split()[0] in COMMANDS])
-def test_a_command_imports_no_more_than_its_extra_brings(name: str) -> None:
-    """Imports where every library that is ours to name and that its extra does not bring is kept away."""
-    brought = set().union(*map(names_in, filter(None, NEEDS.get(name, "").split(","))))
-    by_others = {"h11", "anyio"} if name in ("finetune", "evaluate", "generate", "serve") else set()
+@pytest.mark.parametrize("extras", sorted({NEEDS.get(name, "") for name in IMPORTS if name.split()[0] in COMMANDS}))
+def test_commands_import_no_more_than_their_extras_bring(extras: str) -> None:
+    """Imports where every library that is ours to name and that the extras do not bring is kept away."""
+    names = [name for name in IMPORTS if NEEDS.get(name, "") == extras and name.split()[0] in COMMANDS]
+    brought = set().union(*map(names_in, filter(None, extras.split(","))))
+    by_others = {"h11", "anyio"} if {"finetune", "evaluate", "generate", "serve"} & {*names} else set()
     others = names_in("dev") - brought - by_others
     kept_away = [lib for lib, dists in packages_distributions().items() if lib in EXTRAS and set(dists) <= others]
     assert len(kept_away) > 3
-    code = f"import sys\nfor name in {kept_away!r}:\n    sys.modules[name] = None\nimport {IMPORTS[name]}"
+    imported = ", ".join(IMPORTS[name] for name in names)
+    code = f"import sys\nfor name in {kept_away!r}:\n    sys.modules[name] = None\nimport {imported}"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 

@@ -226,6 +226,7 @@ def test_no_process_outlives_a_killed_up_command(tmp_path: Path) -> None:
     until(lambda: not with_mark(mark), seconds=60)
 
 
+@pytest.mark.nightly
 def test_kills_at_any_instant_change_nothing(tmp_path: Path) -> None:
     """Ending, root and verdict are those of an undisturbed job, nobody signs two things in one place, all is sealed."""
     folder = tmp_path / "town"
