@@ -276,7 +276,7 @@ def test_no_mutant_of_a_format_is_accepted(desk: Desk, cases: Callable[[int], No
     desk.verify(desk.weights)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_mutant_of_ten_thousand_of_a_format_is_accepted(desk: Desk, cases: Callable[[int], None]) -> None:
     refuse_mutants(desk, 10_000, cases)
 

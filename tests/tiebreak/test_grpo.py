@@ -273,8 +273,7 @@ def test_rewards_rise_as_they_do_in_trl(tmp_path: Path, monkeypatch: pytest.Monk
     torch.testing.assert_close(*means, rtol=0, atol=0.15)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stop", [3, 8])
+@pytest.mark.parametrize("stop", slow_except([3, 8], nightly=[8]))
 def test_an_interrupted_run_reaches_the_same_root(tmp_path: Path, stop: int) -> None:
     """Stopped within a buffer of rollouts, with evaluation and saving; what is committed is not scored again."""
     scored: list[int] = []
