@@ -359,6 +359,8 @@ class Planned:
 
     def execute(self, unit: Unit, chain: PreparedChain | None) -> None:
         """Executes a unit, in one pass if it is a chain."""
+        backend = self.machine.arithmetic.backend
+        self.values |= {n: backend.wide(self.values[n]) for n in unit.widened}
         if chain is None:
             for index, dying in zip(unit.members, unit.dying, strict=True):
                 self.values[index] = self.value(index)
@@ -367,9 +369,10 @@ class Planned:
         else:
             values: Mapping[int, Tensor] = self.values
             if self.narrow and (read := {a.value for n in unit.members for a in self.body[n].operands} & self.narrow):
-                wide = self.machine.arithmetic.backend.wide
-                values = {**values, **{n: wide(values[n]) for n in read}}
+                values = {**values, **{n: backend.wide(values[n]) for n in read}}
             self.put(unit, chain.run(values, self.given))
+        for n in unit.narrowed:
+            self.values[n] = backend.empty(self.values[n].shape, torch.bfloat16).copy_(self.values[n])
 
     def put(self, unit: Unit, results: Mapping[int, Tensor]) -> None:
         """Takes the results of a unit that was executed as a whole."""

@@ -100,7 +100,8 @@ class CBackend(TorchBackend):
         made, parts = set[int](), list[units.SeriesPart | None]()
         for unit, chain in work:
             again = not made.isdisjoint(unit.outputs)  # a series has one memory for each value
-            parts.append(None if again else self._part(unit, chain, body))
+            alone = again or unit.widened or unit.narrowed
+            parts.append(None if alone else self._part(unit, chain, body))
             made.update(unit.outputs)
         return units.join(work, parts, body, caller)
 
