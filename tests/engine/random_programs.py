@@ -156,7 +156,10 @@ def check_program(seed: int, length: int) -> tuple[int, int, int, int]:
     with mock.patch.object(rematerialization, "LEAST", 0), mock.patch.object(interpreter, "REUSED", 0):
         small = Interpreter(program, Arithmetic())
     ways = (machine, None, False), (machine, observe, True), (machine, None, False), (machine, None, True)
-    for runner, observer, donate in (*ways, *((each, None, gives) for each in (other, small) for gives in (False, True))):
+    for runner, observer, donate in (
+        *ways,
+        *((each, None, gives) for each in (other, small) for gives in (False, True)),
+    ):
         state = {name: tensor.clone() for name, tensor in writer.state.items()}
         result = runner.step(3, state, writer.data, observer, check_finite=False, donate=donate)
         found = {name: tensor.numpy().tobytes() for name, tensor in result.state.items()}
