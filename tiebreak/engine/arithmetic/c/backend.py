@@ -37,7 +37,7 @@ FP64_FUNCTION: Final = 32
 SMALL: Final = 1 << 18
 """Below this many bytes the allocator itself reuses memory."""
 FLOATS: Final = (torch.float32, torch.bfloat16)
-IDLE: Final = 1 << 29
+IDLE: Final = 1 << 27
 """Fresh memory is taken while at most this many bytes are idle."""
 _ALIGNMENT: Final = 64
 
