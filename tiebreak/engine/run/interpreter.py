@@ -394,6 +394,7 @@ class Planned:
         operands, arithmetic = self.operands(index), self.machine.arithmetic
         if self.sums is None or sum_kind(instruction) is None:
             return widened(arithmetic.execute(instruction, operands, 0))
+        operands = [arithmetic.backend.wide(tensor) for tensor in operands]
         result, near = arithmetic.execute_logged(instruction, operands, 0)
         self.sums.settle(index, instruction, operands, result, near)
         return result

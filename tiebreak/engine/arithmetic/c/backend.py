@@ -84,6 +84,9 @@ class CBackend(TorchBackend):
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return self.buffers.empty(shape, dtype)
 
+    def wide(self, tensor: Tensor) -> Tensor:
+        return (threads.spread(super().wide) if tensor.numel() >= LONG else super().wide)(tensor)
+
     def is_finite(self, tensor: Tensor) -> bool:
         if self._kernel is None or not tensor.is_contiguous():
             return super().is_finite(tensor)
