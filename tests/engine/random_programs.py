@@ -153,7 +153,8 @@ def check_program(seed: int, length: int) -> tuple[int, int, int, int]:
         seen[leaf] = bytes(tensor_bytes(tensor))
         return tensor
 
-    with mock.patch.object(rematerialization, "LEAST", 0), mock.patch.object(interpreter, "REUSED", 0):
+    everything = mock.patch.multiple(rematerialization, LEAST=0, BUDGET=1)
+    with everything, mock.patch.object(interpreter, "REUSED", 0):
         small = Interpreter(program, Arithmetic())
     ways = (machine, None, False), (machine, observe, True), (machine, None, False), (machine, None, True)
     for runner, observer, donate in (

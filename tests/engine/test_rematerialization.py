@@ -30,6 +30,7 @@ def test_steps_in_less_memory_have_the_same_bits(
     captured = capture_task(replace(small("held"), steps=20))
     machines = [Interpreter(captured.program, Arithmetic())]
     monkeypatch.setattr(rematerialization, "LEAST", 0)
+    monkeypatch.setattr(rematerialization, "BUDGET", 1)
     monkeypatch.setattr(interpreter, "REUSED", 0)
     machines.append(less := Interpreter(captured.program, Arithmetic(compiled=compiled)))
     made = [n for unit in less.planned for n in unit.outputs]

@@ -8,7 +8,8 @@ Values are pure, so this changes no bit.
 1. The moment of most memory is found by counting what is live after each unit.
 2. Of the values that are live then and not read, those are dropped that can be computed again, where they are read
    next, from values that are live there, from sources and from smaller values, which are held for longer, with at most
-   `WORK` multiplications for each byte. What is made then by a chain, and read later, need not be stored before.
+   `WORK` multiplications for each byte, and 1/`BUDGET` of a step's for all. What a chain makes then, and others read
+   later, need not be stored before.
 3. This is repeated, for the moment that now needs most, up to `ROUNDS` times.
 4. Then, as often, those values are held in bfloat16 between two such reads that are rounded to it, or copies of such.
 """
@@ -33,6 +34,8 @@ WORK: Final = 64
 FEW: Final = 4
 """What is held for longer has at least this many times fewer bytes than the value that is dropped for it."""
 ROUNDS: Final = 16
+BUDGET: Final = 16
+"""What is computed again takes at most 1/BUDGET of a step's time."""
 _ELEMENTWISE, _TRANSCENDENTAL = 4, 32
 """The number of multiplications of a product that take as long as one function of an element."""
 _Gap = tuple[int, int]
@@ -62,6 +65,7 @@ class _Rematerialized:
         self.again: dict[int, set[int]] = {}
         self.short = set[int]()
         """The values that are held in bfloat16 between these reads, not dropped."""
+        self.left = sum(map(_work, self.body)) // BUDGET
         for position, unit in enumerate(units):
             self._read(set(unit), position)
 
@@ -112,9 +116,10 @@ class _Rematerialized:
 
     def drop(self, n: int, gap: _Gap) -> bool:
         """Lets a value be computed again after a gap, if that takes little."""
-        if (members := self._way(n, gap[1])) is None:
+        members = self._way(n, gap[1])
+        if members is None or (work := sum(_work(self.body[m]) for m in members)) > self.left:
             return False
-        self.gaps[n] = gap
+        self.gaps[n], self.left = gap, self.left - work
         self.again.setdefault(gap[1], set()).update(members)
         self._read(members, gap[1])
         return True

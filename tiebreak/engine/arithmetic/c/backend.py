@@ -105,7 +105,7 @@ class CBackend(TorchBackend):
             again = not made.isdisjoint(unit.outputs)  # a series has one memory for each value
             alone = again or unit.widened or unit.narrowed
             parts.append(None if alone else self._part(unit, chain, body))
-            made.update(unit.outputs)
+            made.update(unit.members)
         return units.join(work, parts, body, caller)
 
     def _part(self, unit: Unit, chain: PreparedChain | None, body: Sequence[Instruction]) -> units.SeriesPart | None:
