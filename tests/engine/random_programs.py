@@ -12,7 +12,7 @@ from tests.engine.arithmetic_cases import STYLES, Maker, map_of, sum_over
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.data.tensors import tensor_bytes
 from tiebreak.engine.dtypes import TORCH_DTYPES
-from tiebreak.engine.run import schedule
+from tiebreak.engine.run import interpreter, rematerialization, schedule
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.program.isa import (
     MAP_SIGNATURES,
@@ -153,8 +153,14 @@ def check_program(seed: int, length: int) -> tuple[int, int, int, int]:
         seen[leaf] = bytes(tensor_bytes(tensor))
         return tensor
 
+    everything = mock.patch.multiple(rematerialization, LEAST=0, BUDGET=1)
+    with everything, mock.patch.object(interpreter, "REUSED", 0):
+        small = Interpreter(program, Arithmetic())
     ways = (machine, None, False), (machine, observe, True), (machine, None, False), (machine, None, True)
-    for runner, observer, donate in (*ways, (other, None, False), (other, None, True)):
+    for runner, observer, donate in (
+        *ways,
+        *((each, None, gives) for each in (other, small) for gives in (False, True)),
+    ):
         state = {name: tensor.clone() for name, tensor in writer.state.items()}
         result = runner.step(3, state, writer.data, observer, check_finite=False, donate=donate)
         found = {name: tensor.numpy().tobytes() for name, tensor in result.state.items()}

@@ -46,6 +46,7 @@ from tiebreak.engine.data.tensors import canonical, widened
 from tiebreak.engine.native import traces
 from tiebreak.engine.run import schedule
 from tiebreak.engine.run.graphs import INTERVAL, Graphs, owned
+from tiebreak.engine.run.rematerialization import rematerialized
 from tiebreak.engine.run.schedule import slot_name
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import ConfigurationError, StateError
@@ -56,6 +57,9 @@ from tiebreak.protocol.program.rounding import pack_tolerances, sum_kind
 
 State = dict[str, Tensor]
 """Tensors by name, on the interpreter's device, contiguous."""
+
+REUSED: Final = 1 << 22
+"""The least bytes of a result that takes another's place where memory is not slow: its tiles are copied once more."""
 
 Observer = Callable[[int, Tensor], Tensor]
 """Called with each leaf of the value tree (a body value or a commit) and its tensor; its result is used instead."""
@@ -141,12 +145,14 @@ class Interpreter:
         self.in_order = schedule.in_order(program)
         self._reused = frozenset[int]()
         """The results whose memory chains take for their own."""
-        chains, reuses = arithmetic.chains, False
+        chains, reuses = arithmetic.chains, -1
         if planned is None:
             again, prologues = (False, False) if chains is None else (chains.repeats, chains.prologues)
-            planned, reuses = schedule.plan(program, self._chained, again=again, prologues=prologues), again
+            planned, reuses = schedule.plan(program, self._chained, again=again, prologues=prologues), 0
+            if not again and arithmetic.options.logging is None:  # a logged sum is settled once
+                planned, reuses = rematerialized(program, planned), REUSED
         self.planned = planned
-        self.chains = self._make_chains(reuses=reuses)
+        self.chains = self._make_chains(reuses)
         """The chains of the planned order, by position in it."""
         self._frozen, self._examined = program.frozen, dict[str, tuple[Tensor, bool]]()
         sourced = program.sources(SourceKind.STATE)
@@ -289,11 +295,13 @@ class Interpreter:
                 f"{pack_tolerances(dict(logging.tolerances)):#08x}"
             )
 
-    def _make_chains(self, *, reuses: bool) -> dict[int, PreparedChain]:
+    def _make_chains(self, reuses: int) -> dict[int, PreparedChain]:
+        """reuses: the least bytes of results that take the place of other results; -1: none do."""
         if self.arithmetic.chains is None:
             return {}
         committed, body = set(self.committed), self.program.body
-        replaces = schedule.replacements(self.program, self.planned, self._chained, values=reuses)
+        values = reuses >= 0
+        replaces = schedule.replacements(self.program, self.planned, self._chained, values=values, least=reuses)
         self._reused = frozenset(replaces.values()).difference(self.program.sources(SourceKind.STATE))
         made = dict[int, PreparedChain]()
         for position, unit in enumerate(self.planned):
@@ -351,6 +359,8 @@ class Planned:
 
     def execute(self, unit: Unit, chain: PreparedChain | None) -> None:
         """Executes a unit, in one pass if it is a chain."""
+        backend = self.machine.arithmetic.backend
+        self.values |= {n: backend.wide(self.values[n]) for n in unit.widened}
         if chain is None:
             for index, dying in zip(unit.members, unit.dying, strict=True):
                 self.values[index] = self.value(index)
@@ -359,8 +369,10 @@ class Planned:
         else:
             values: Mapping[int, Tensor] = self.values
             if self.narrow and (read := {a.value for n in unit.members for a in self.body[n].operands} & self.narrow):
-                values = {**values, **{n: self._wide(values[n]) for n in read}}
+                values = {**values, **{n: backend.wide(values[n]) for n in read}}
             self.put(unit, chain.run(values, self.given))
+        for n in unit.narrowed:
+            self.values[n] = backend.empty(self.values[n].shape, torch.bfloat16).copy_(self.values[n])
 
     def put(self, unit: Unit, results: Mapping[int, Tensor]) -> None:
         """Takes the results of a unit that was executed as a whole."""
@@ -371,13 +383,8 @@ class Planned:
 
     def operands(self, index: int) -> list[Tensor]:
         found = [self.values[operand.value] for operand in self.body[index].operands]
-        return found if self.body[index].opcode == Opcode.GATHER else [self._wide(tensor) for tensor in found]
-
-    def _wide(self, tensor: Tensor) -> Tensor:
-        """A tensor as f32, if it is held in bfloat16: in memory of the back-end's, which costs no page faults."""
-        if tensor.dtype != torch.bfloat16:
-            return tensor
-        return self.machine.arithmetic.backend.empty(tensor.shape, torch.float32).copy_(tensor)
+        backend = self.machine.arithmetic.backend
+        return found if self.body[index].opcode in backend.narrow else [backend.wide(tensor) for tensor in found]
 
     def value(self, index: int) -> Tensor:
         """The value of instruction `index`, from operands that are already computed."""
@@ -387,6 +394,7 @@ class Planned:
         operands, arithmetic = self.operands(index), self.machine.arithmetic
         if self.sums is None or sum_kind(instruction) is None:
             return widened(arithmetic.execute(instruction, operands, 0))
+        operands = [arithmetic.backend.wide(tensor) for tensor in operands]
         result, near = arithmetic.execute_logged(instruction, operands, 0)
         self.sums.settle(index, instruction, operands, result, near)
         return result

@@ -375,14 +375,16 @@ class _Repeated:
 
 
 def replacements(
-    program: Program, units: Sequence[Unit], chained: Chained = CHAINED, *, values: bool = False
+    program: Program, units: Sequence[Unit], chained: Chained = CHAINED, *, values: bool = False, least: int = 0
 ) -> dict[int, int]:
     """Maps each result of a chain that can reuse the memory of an operand to that operand.
 
     Nothing after the chain may read the operand, and the chain itself may read it only in place. Either the operand is
-    the old value of a state entry, and the result the new one; or, with `values`, it is any result of the same dtype.
+    the old value of a state entry, and the result the new one; or, with `values`, it is any result of the same dtype,
+    and the result has `least` bytes and is made once.
     """
     renewed, found = _renewed(program), dict[int, int]()
+    made = Counter(n for unit in units for n in unit.outputs)
     for unit in units:
         if not is_elementwise(program.body[unit.members[-1]], chained):
             continue
@@ -393,8 +395,10 @@ def replacements(
         if not values:
             continue
         free = sorted(n for n in ends - set(unit.members) if program.body[n].opcode != Opcode.SOURCE)
-        for result in (n for n in unit.outputs if n not in found):
+        for result in (n for n in unit.outputs if n not in found and made[n] == 1):
             dtype = program.body[result].dtype
+            if program.body[result].numel * dtype.size < least:
+                continue
             if (operand := next((n for n in free if program.body[n].dtype == dtype), None)) is not None:
                 free.remove(operand)
                 found[result] = operand
@@ -423,30 +427,20 @@ def with_lifetimes(
 ) -> tuple[Unit, ...]:
     """The units with their outputs and the values that die after each member.
 
-    Committed values and the loss never die. again: the members of each unit that another unit computes, too.
+    Committed values and the loss never die. again: the members of each unit that another unit computes, too, and makes
+    for all others. A value that two units make otherwise is not held from its last reader before the second to that.
     """
-    kept = {commit.operands[0].value for commit in program.commits} | {len(program.body) - 1}
+    live = {commit.operands[0].value for commit in program.commits} | {len(program.body) - 1}
     repeated: Sequence[Collection[int]] = [()] * len(units) if again is None else again
-    last, exported = dict[int, tuple[int, int]](), set(kept)
-    for k, unit in enumerate(units):
-        inside = set(unit)
-        for index in unit:
-            if index not in repeated[k]:
-                last[index] = k, index
-            for operand in program.body[index].operands:
-                if operand.value not in repeated[k]:
-                    last[operand.value] = k, index
-                if operand.value not in inside:
-                    exported.add(operand.value)
-    dying: dict[tuple[int, int], list[int]] = {}
-    for value, place in last.items():
-        if value not in kept:
-            dying.setdefault(place, []).append(value)
-    return tuple(
-        Unit(
-            unit,
-            tuple(n for n in unit if n in exported and n not in repeated[k]),
-            tuple(tuple(dying.get((k, n), ())) for n in unit),
-        )
-        for k, unit in enumerate(units)
-    )
+    found = []
+    for unit, repeats in zip(reversed(units), reversed(repeated), strict=True):
+        outputs = tuple(n for n in unit if n in live and n not in repeats)
+        read, dying = {*live, *repeats}, []
+        for index in reversed(unit):
+            ends = dict.fromkeys(n for n in (*(a.value for a in program.body[index].operands), index) if n not in read)
+            read.update(ends)
+            dying.append(tuple(ends))
+        live |= read.difference(unit, repeats)
+        live.difference_update(outputs)
+        found.append(Unit(unit, outputs, tuple(reversed(dying))))
+    return tuple(reversed(found))

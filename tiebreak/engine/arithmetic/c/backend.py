@@ -2,13 +2,15 @@
 
 Fresh memory costs a page fault for every 4 KiB, so that of large results is used again. A buffer returns to the pool
 when the last tensor over it dies, regardless of who holds that tensor or which thread drops it, so callers need not
-know about the pool. A buffer that was not used during a whole step is freed.
+know about the pool. A buffer that was not used during a whole step is freed, and so are the oldest ones before fresh
+memory is taken while much is idle.
 """
 
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from math import prod
 from typing import Final
 
@@ -34,6 +36,9 @@ FP64_FUNCTION: Final = 32
 """The number of elements that are copied while torch computes one transcendental and its test."""
 SMALL: Final = 1 << 18
 """Below this many bytes the allocator itself reuses memory."""
+FLOATS: Final = (torch.float32, torch.bfloat16)
+IDLE: Final = 1 << 27
+"""Fresh memory is taken while at most this many bytes are idle."""
 _ALIGNMENT: Final = 64
 
 Block = npt.NDArray[np.uint8]
@@ -43,6 +48,7 @@ class CBackend(TorchBackend):
     """Kernels in C. Results have memory of a pool, and torch has one thread during a step, but in long instructions."""
 
     name = "C"
+    narrow = (Opcode.GATHER, Opcode.REDUCE)
 
     def __init__(self, options: Options, stats: Stats) -> None:
         super().__init__(options, stats)
@@ -57,6 +63,9 @@ class CBackend(TorchBackend):
 
     def prepare_plain(self, i: Instruction, dtypes: Sequence[torch.dtype]) -> Prepared:
         prepared = super().prepare_plain(i, dtypes)
+        if i.opcode == Opcode.REDUCE:
+            alone = prepared
+            prepared = lambda x, step, near: alone([self.wide(tensor) for tensor in x], step, near)  # noqa: E731
         each = FP64_FUNCTION if i.opcode == Opcode.MAP and i.function in TRANSCENDENTALS else 1
         return threads.spread(prepared) if prod(i.index_space) * each >= LONG else prepared
 
@@ -75,6 +84,9 @@ class CBackend(TorchBackend):
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return self.buffers.empty(shape, dtype)
 
+    def wide(self, tensor: Tensor) -> Tensor:
+        return (threads.spread(super().wide) if tensor.numel() >= LONG else super().wide)(tensor)
+
     def is_finite(self, tensor: Tensor) -> bool:
         if self._kernel is None or not tensor.is_contiguous():
             return super().is_finite(tensor)
@@ -88,7 +100,13 @@ class CBackend(TorchBackend):
         caller = units.Caller(self.empty, self.stats, self.finite, self.chains.resolver)
         if caller.library is None:
             return super().join(work, body)
-        return units.join(work, [self._part(unit, chain, body) for unit, chain in work], body, caller)
+        made, parts = set[int](), list[units.SeriesPart | None]()
+        for unit, chain in work:
+            again = not made.isdisjoint(unit.outputs)  # a series has one memory for each value
+            alone = again or unit.widened or unit.narrowed
+            parts.append(None if alone else self._part(unit, chain, body))
+            made.update(unit.members)
+        return units.join(work, parts, body, caller)
 
     def _part(self, unit: Unit, chain: PreparedChain | None, body: Sequence[Instruction]) -> units.SeriesPart | None:
         """A unit as a series has it; None if it takes long, or is left to torch."""
@@ -109,7 +127,7 @@ class CBackend(TorchBackend):
                 return moves.Moves(found, i, dtypes[0])
             case Opcode.SCATTER_SUM if (found := scatter.build().library) and (places := plan_scatter(i).tables):
                 return scatter.TabledScatter(found, places, i, self.options)
-            case Opcode.REDUCE if dtypes[0] == torch.float32 and (found := sums.build().library):
+            case Opcode.REDUCE if dtypes[0] in FLOATS and (found := sums.build().library):
                 tables, few = plan_tables(i), i.function != ReduceFunction.MAX or prod(i.reduction) <= FEW_TERMS
                 if tables is not None and (few or tables.run_k >= FEW_TERMS):
                     return sums.TabledSum(found, tables, i, self.options)
@@ -126,7 +144,8 @@ class Buffers:
     def __init__(self) -> None:
         self._idle: dict[int, deque[tuple[int, Block]]] = {}
         self._lent: dict[int, tuple[weakref.ref[Block], Block]] = {}
-        self._step = 0
+        self._ticks, self._begun = count(), 0
+        """The numbers of returns, and the first one of this step."""
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A contiguous CPU tensor of undefined contents."""
@@ -134,7 +153,7 @@ class Buffers:
         if size < SMALL:
             return torch.empty(tuple(shape), dtype=dtype)
         idle = self._idle.setdefault(size, deque())
-        block = idle.pop()[1] if idle else np.empty(size + _ALIGNMENT, dtype=np.uint8)
+        block = idle.pop()[1] if idle else self._fresh(size + _ALIGNMENT)
         start = -block.ctypes.data % _ALIGNMENT
         lease = block[start : start + size]
         tensor = torch.from_numpy(lease)  # holds `lease`, and so do all views of it
@@ -142,16 +161,19 @@ class Buffers:
 
         def returned(_: weakref.ref[Block]) -> None:
             self._lent.pop(key, None)
-            idle.append((self._step, block))
+            idle.append((next(self._ticks), block))
 
         self._lent[key] = weakref.ref(lease, returned), block
         return tensor.view(dtype).view(tuple(shape))
 
+    def _fresh(self, size: int) -> Block:
+        while sum(size * len(idle) for size, idle in self._idle.items()) > IDLE:
+            min(filter(None, self._idle.values()), key=lambda idle: idle[0][0]).popleft()
+        return np.empty(size, dtype=np.uint8)
+
     def end_step(self) -> None:
         """Frees the buffers that have been idle since before the step that now ends."""
         for idle in self._idle.values():
-            for _ in range(len(idle)):
-                since, block = idle.popleft()
-                if since >= self._step:
-                    idle.append((since, block))
-        self._step += 1
+            while idle and idle[0][0] < self._begun:
+                idle.popleft()
+        self._begun = next(self._ticks)

@@ -10,8 +10,8 @@
 #include "exact.h"
 
 typedef uint16_t u16 __attribute__((may_alias));
-typedef uint32_t u32 __attribute__((may_alias));
-typedef uint64_t u64 __attribute__((may_alias));
+typedef uint32_t u32 __attribute__((may_alias, aligned(2)));
+typedef uint64_t u64 __attribute__((may_alias, aligned(4))); /* also two f32 side by side */
 
 static inline int is_inside(int64_t j, int64_t bound) { return (uint64_t)j < (uint64_t)bound; }
 

@@ -52,11 +52,17 @@ class Moves:
         whole, shape, params = Access(0, 0, row_major(i.shape)), i.shape, i.params
         if isinstance(params, isa.GatherParams):
             table, index = i.operands
-            move = _move(size, shape, whole, table, index)
-            move.bound, move.stride = params.bound, params.index_stride
-            move.fill = (NAN_BITS if i.dtype == DType.F32 else 0) >> (16 if size == 2 else 0)
-            (low, high), ends = table.extent(shape), (params.bound - 1) * params.index_stride
-            self._copies.append((move, (0, 1), ((low + min(ends, 0), high + max(ends, 0)), index.extent(shape))))
+            row = _row(i, size)
+            if row > 1:  # short rows of a table move as one element each
+                shape = shape[:-1]
+                whole, table, index = (_in_rows(access, n) for access, n in ((whole, row), (table, row), (index, 1)))
+            move = _move(size * row, shape, whole, table, index)
+            move.bound, move.stride = params.bound, params.index_stride // row
+            fill = (NAN_BITS if i.dtype == DType.F32 else 0) >> (16 if size == 2 else 0)
+            move.fill = sum(fill << 8 * size * n for n in range(row))
+            table, index = i.operands
+            (low, high), ends = table.extent(i.shape), (params.bound - 1) * params.index_stride
+            self._copies.append((move, (0, 1), ((low + min(ends, 0), high + max(ends, 0)), index.extent(i.shape))))
             return
         assert isinstance(params, isa.WindowParams)
         if i.function == isa.WindowFunction.FILL:
@@ -100,6 +106,20 @@ class Moves:
                 )
             )
         return found
+
+
+def _row(i: Instruction, size: int) -> int:
+    """How many elements of `size` bytes a gather can move as one of at most 8 bytes."""
+    assert isinstance(i.params, isa.GatherParams)
+    (table, index), row = i.operands, i.shape[-1] if i.shape else 1
+    steps = (*table.strides[:-1], table.offset, i.params.index_stride)
+    beside = table.strides[-1:] == (1,) and index.strides[-1] == 0
+    return row if size * row in (2, 4, 8) and beside and not any(step % row for step in steps) else 1
+
+
+def _in_rows(access: Access, row: int) -> Access:
+    """An access without its last dim, in units of rows."""
+    return Access(access.value, access.offset // row, tuple(stride // row for stride in access.strides[:-1]))
 
 
 def _move(size: int, sizes: Sequence[int], out: Access, source: Access, index: Access | None = None) -> _Move:

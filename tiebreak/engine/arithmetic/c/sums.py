@@ -4,9 +4,10 @@ Only one block of the output and its panels are held in FP64.
 """
 
 import ctypes
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from math import ceil, isqrt
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from tiebreak.engine.arithmetic.c.table import GREATEST, MATRIX, SUMS, Host, TableEntry, Touch
 from tiebreak.engine.arithmetic.c.threads import ZivProgress, run_kernel, sharing, together
 from tiebreak.engine.arithmetic.plan.options import Operands, Options
-from tiebreak.engine.arithmetic.plan.sums import Partial, ReduceTables, kind_of, shuffle
+from tiebreak.engine.arithmetic.plan.sums import Partial, ReduceTables, kind_of, progression, shuffle
 from tiebreak.engine.arithmetic.plan.views import Floats, Integers, check_reach
 from tiebreak.engine.arithmetic.plan.ziv import Collector, coefficient
 from tiebreak.engine.dtypes import TORCH_DTYPES
@@ -27,6 +28,10 @@ _ADD, _FINISH, _LEAVE = 0, 1, 2
 BLOCK: Final = 768
 """The most rows of a block: with half as many columns, their panels fit a second-level cache of 1 MiB by turns. Fewer
 rows leave room for more columns."""
+PANEL: Final = 1 << 27
+"""The most bytes of a panel, as f32, of an operand that is held in bfloat16."""
+_WIDTH: Final = 24
+"""Panels have a multiple of this many rows, which fills tiles of all sizes."""
 LONG: Final = 4096
 """The number of terms from which on shorter panels pay."""
 
@@ -76,21 +81,76 @@ class TabledSum:
     """
 
     def __init__(self, library: ctypes.CDLL, tables: ReduceTables, i: Instruction, options: Options) -> None:
-        self._library, self._tables, self._i = library, tables, i
+        self._library, self._tables, self._i, self._options = library, tables, i, options
         self._shuffled = options.shuffled if i.is_f32_sum else None
         self._precision, self._is_place = options.rounding(i).precision, i.function == ReduceFunction.ARGMAX
         self._kernel = library.contract if tables.out else library.add_up
         self._calls: dict[tuple[int, bool], _Call] = {}
         """The call that all runs with terms in order share, by number of threads and `whole`."""
+        self._parts: dict[int, tuple[TabledSum, tuple[Any, ...]]] = {}
+        """The sums over panels of an operand in bfloat16, by the first row."""
 
     def run(self, operands: Operands, host: Host, near: Collector | None) -> Tensor:
-        out, call = host.empty(self._i.shape, TORCH_DTYPES[self._i.dtype]), self._reading(operands)
+        out = host.empty(self._i.shape, TORCH_DTYPES[self._i.dtype])
+        for part, read in self._panels(operands, host):
+            part._compute(read, out, host, near)
+        if self._i.is_f32_sum:
+            host.stats.of(kind_of(self._i)).elements += out.numel()
+        return out
+
+    def _panels(self, operands: Operands, host: Host) -> Iterator[tuple["TabledSum", Operands]]:
+        """The sum on f32 operands; if one is in bfloat16 and large, on panels of it, for some rows or columns each."""
+        tables, read = self._tables, list(operands)
+        narrow = [n for n, o in enumerate(tables.operands) if operands[o.index].dtype == torch.bfloat16]
+        large = max(narrow, key=lambda n: operands[tables.operands[n].index].numel(), default=-1)
+        for n in narrow:
+            if n != large:
+                read[tables.operands[n].index] = host.wide(operands[tables.operands[n].index])
+        if large < 0:
+            yield self, read
+            return
+        own, at = tables.operands[large], tables.operands[large].index
+        total, steps = len(own.own), (progression(own.own), progression(own.k))
+        pieces = ceil(total * len(own.k) * DType.F32.size / PANEL)
+        if pieces == 1 or not tables.out or len(own.batch) > 1 or not all(step and step > 0 for step in steps):
+            read[at] = host.wide(operands[at])
+            yield self, read
+            return
+        each = ceil(total / pieces / _WIDTH) * _WIDTH
+        for first in range(0, total, each):
+            if first not in self._parts:
+                self._parts[first] = self._part(large, range(first, min(first + each, total)))
+            part, places = self._parts[first]
+            read[at] = host.wide(operands[at].as_strided(*places))
+            yield part, read
+            read[at] = operands[at]  # the panel's memory is free for the next one
+
+    def _part(self, which: int, rows: range) -> tuple["TabledSum", tuple[Any, ...]]:
+        """The sum for some rows of an operand, and sizes, strides and offset of those in it."""
+        tables, whole = self._tables, self._tables.operands[which]
+        own, k = whole.own[rows.start : rows.stop], whole.k
+        steps, sizes = (int(own[-1] - own[0]) // max(1, len(own) - 1), int(k[1])), (len(own), len(k))
+        turned = steps[1] > steps[0]  # terms lie farther apart
+        own_step, k_step = (1, len(own)) if turned else (len(k), 1)
+        panel = replace(
+            whole, batch=np.zeros(1, np.int64), own=own_step * np.arange(len(own)), k=k_step * np.arange(len(k)),
+            reach=(0, len(own) * len(k) - 1),
+        )  # fmt: skip
+        operands = tuple(panel if n == which else operand for n, operand in enumerate(tables.operands))
+        places = [of[rows.start : rows.stop] if n == which + 1 else of for n, of in enumerate(tables.out)]
+        part = replace(tables, operands=operands, out=tuple(places))
+        order = slice(None, None, -1 if turned else 1)
+        view = sizes[order], steps[order], int(whole.batch[0] + own[0])
+        return TabledSum(self._library, part, self._i, self._options), view
+
+    def _compute(self, operands: Operands, out: Tensor, host: Host, near: Collector | None) -> None:
+        call = self._reading(operands)
         task, threads = call.task, call.threads
         task.out = out.data_ptr()
         if not self._i.is_f32_sum:
             find, place, shared = self._library.find_greatest, int(self._is_place), ZivProgress()
             together(lambda: find(ctypes.byref(task), place, ctypes.byref(shared)), threads)
-            return out
+            return
         task.coefficient = call.coefficient if near is None else near.coefficient(call.coefficient)
         parts: list[Floats] = []
 
@@ -103,10 +163,7 @@ class TabledSum:
             return True
 
         progress = run_kernel(compute, out, self._precision, self._tables.terms, near)
-        counts = host.stats.of(kind_of(self._i))
-        counts.elements += out.numel()
-        progress.add_to(counts, threads)
-        return out
+        progress.add_to(host.stats.of(kind_of(self._i)), threads)
 
     def entries(self, result: int) -> list[TableEntry]:
         i, tables = self._i, self._tables

@@ -67,6 +67,9 @@ class Host(Protocol):
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A contiguous tensor of undefined contents."""
 
+    def wide(self, tensor: Tensor) -> Tensor:
+        """A tensor as f32, if it is held in bfloat16."""
+
 
 class KernelPlan(Protocol):
     """Computes one instruction in C, alone or as entries of a table."""

@@ -46,6 +46,8 @@ class TorchBackend:
     """The name by which people know it."""
     chains: Chains | None = None
     """Runs chains of elementwise instructions in one pass; None if they must run one by one."""
+    narrow: tuple[Opcode, ...] = (Opcode.GATHER,)
+    """The instructions that take operands held in bfloat16."""
 
     def __init__(self, options: Options, stats: Stats) -> None:
         self.options, self.stats = options, stats
@@ -142,6 +144,10 @@ class TorchBackend:
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A contiguous tensor of undefined contents on the device."""
         return torch.empty(tuple(shape), dtype=dtype, device=self.options.device)
+
+    def wide(self, tensor: Tensor) -> Tensor:
+        """A tensor as f32, if it is held in bfloat16: in memory of the back-end's, which costs no page faults."""
+        return tensor if tensor.dtype != torch.bfloat16 else self.empty(tensor.shape, torch.float32).copy_(tensor)
 
     def is_finite(self, tensor: Tensor) -> bool:
         """Whether all elements of an f32 tensor are finite."""

@@ -43,6 +43,10 @@ class Unit:
     """The members whose results are committed, are the loss, or are read by other units."""
     dying: tuple[tuple[int, ...], ...]
     """The values that nothing reads after each member."""
+    widened: tuple[int, ...] = ()
+    """The values that are held in bfloat16 until the unit reads them."""
+    narrowed: tuple[int, ...] = ()
+    """The values that are held in bfloat16 from then on."""
 
 
 @dataclass(frozen=True, slots=True)
