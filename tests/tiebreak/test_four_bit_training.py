@@ -313,7 +313,7 @@ def test_commands_refuse_folders_that_are_quantized_otherwise(folder: Path, comm
     (path / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
     tokenizer().save_pretrained(path)
     for given in (
-        ["finetune", "--model", path, "--data", rows, "--length", 16], ["evaluate", path, "--on", rows],
+        ["finetune", "--model", path, "--data", rows, "--length", 16], ["evaluate", path, "--on", rows, "--length", 16],
         ["generate", path, rows],
     ):  # fmt: skip
         assert reason in command(*given, "--output", folder.with_name("out"), code=1).splitlines()[-1]

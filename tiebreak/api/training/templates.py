@@ -88,8 +88,8 @@ def loaded(kind: Any, folder: Path, **given: Any) -> Any:
     """Loads what a class of transformers finds in a folder, and runs no code of it. Raises `ConfigurationError`."""
     if (method := quantization(folder)) not in ("", BITSANDBYTES):
         raise ConfigurationError(
-            f"{folder}: expected a model that is not quantized, or in 4 bits by bitsandbytes, got one by {method}; take "
-            "the model from which it was made, and save it with BitsAndBytesConfig(load_in_4bit=True)"
+            f"{folder}: expected a model that is not quantized, or in 4 bits by bitsandbytes, got one by {method}; "
+            "take the model from which it was made, and save it with BitsAndBytesConfig(load_in_4bit=True)"
         )
     try:
         return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **given)
