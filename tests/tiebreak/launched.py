@@ -1,8 +1,8 @@
-"""Trainers in one or several processes: `torchrun ... launched.py KIND [WHOSE, FOLDER, BATCH, MORE]`, in JSON.
+"""Trainers in one or several processes: `torchrun ... launched.py [KIND, WHOSE, FOLDER, BATCH, MORE]`, in JSON.
 
-MORE are arguments of the trainer; and `dies`: the rank that is killed, and the event and step in which; `stops`: the
-rank whose callback ends the training, and the step, after which the run is evaluated. Without a launcher, the JSON is a
-list of those, each with the number of processes before it.
+MORE are arguments of the trainer; and `check`: that of the capture; `dies`: the rank that is killed, and the event and
+step in which; `stops`: the rank whose callback ends the training, and the step, after which the run is evaluated.
+Without a launcher, the JSON is a list of those, each with the number of processes before it.
 """
 
 import json
@@ -101,15 +101,17 @@ def run(kind: str, whose: str, folder: str, batch: int, more: dict[str, Any]) ->
     """Trains in this process, one of those that the environment names, and writes its log."""
     torch.set_num_threads(1)
     vars(partition)["LEAST"] = 1  # held in shards however small: the tiny job's values would all be whole
-    more, dies, stops = dict(more), more.get("dies"), more.get("stops")
-    for name in ("dies", "stops"):
-        more.pop(name, None)
+    given = dict(more)
+    check, dies, stops = (given.pop(name, None) for name in ("check", "dies", "stops"))
     set_seed(5)
-    trainer = MADE[kind](Path(folder), per_device_train_batch_size=batch, **more)
+    trainer = MADE[kind](Path(folder), per_device_train_batch_size=batch, **given)
     for callback in [_Dies(*dies)] if dies else [_Stops(trainer, *stops)] if stops else []:
         trainer.add_callback(callback)
     set_seed(5)
-    (tiebreak.hf.train if whose == "ours" else type(trainer).train)(trainer)
+    if whose == "ours":
+        tiebreak.hf.train(trainer, check=check or "full")
+    else:
+        trainer.train()
     if stops:
         tiebreak.hf.evaluate(trainer)
     log = json.dumps(trainer.state.log_history)
@@ -125,14 +127,14 @@ def _forked(rank: int, count: int, port: int, given: list[Any]) -> None:
 
 def main() -> None:
     """Under a launcher, one training; else each of a list, in processes that share imports."""
-    kind, given = sys.argv[1], json.loads(sys.argv[2])
+    given = json.loads(sys.argv[1])
     if "RANK" in os.environ:
-        run(kind, *given)
+        run(*given)
         return
     fork, codes = multiprocessing.get_context("fork"), []
     for count, *rest in given:
         port = free_port()
-        begun = [fork.Process(target=_forked, args=(rank, count, port, [kind, *rest])) for rank in range(count)]
+        begun = [fork.Process(target=_forked, args=(rank, count, port, rest)) for rank in range(count)]
         for process in begun:
             process.start()
         for process in begun:
