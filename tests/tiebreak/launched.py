@@ -27,10 +27,18 @@ from tests.waiting import free_port
 from tiebreak.engine.distributed import partition
 
 
+def _llama() -> Any:
+    """With one of its layers."""
+    made = llama()
+    del made.model.layers[1:]
+    made.config.num_hidden_layers = 1
+    return made
+
+
 def _sft(folder: Path, **more: Any) -> Trainer:
     args = arguments(trl.SFTConfig, folder, bf16=False, max_length=32, **more)
     return trl.SFTTrainer(
-        model=llama(), args=args, train_dataset=Dataset.from_dict({"text": texts(48)}), processing_class=tokenizer(),
+        model=_llama(), args=args, train_dataset=Dataset.from_dict({"text": texts(48)}), processing_class=tokenizer(),
         peft_config=LoraConfig(r=4, target_modules="all-linear"),
     )  # fmt: skip
 
@@ -38,7 +46,7 @@ def _sft(folder: Path, **more: Any) -> Trainer:
 def _dpo(folder: Path, **more: Any) -> Trainer:
     args = arguments(trl.DPOConfig, folder, bf16=False, max_length=40, beta=0.3, **more)
     return trl.DPOTrainer(
-        model=llama(), args=args, train_dataset=preferences(), processing_class=tokenizer(),
+        model=_llama(), args=args, train_dataset=preferences(), processing_class=tokenizer(),
         peft_config=LoraConfig(r=4, target_modules="all-linear"),
     )  # fmt: skip
 
@@ -131,6 +139,7 @@ def main() -> None:
     if "RANK" in os.environ:
         run(*given)
         return
+    _ = tiebreak.hf.train, trl.SFTTrainer, trl.DPOTrainer  # which are imported when they are first named
     fork, codes = multiprocessing.get_context("fork"), []
     for count, *rest in given:
         port = free_port()
