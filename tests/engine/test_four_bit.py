@@ -1,17 +1,27 @@
 """4-bit weights of bitsandbytes: the program's numbers are its own, bit for bit, and so are the gradients."""
 
+import shutil
+import struct
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tests.conftest import CaseCounter
 from tests.engine.lowering_bench import make_task, run_engine, run_integers, same_bits, squared_error
 from tests.parts import slow_except
+from tests.source_tree import ROOT
 from tiebreak.api.training.tasks import capture as checked
+from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture import four_bit
 from tiebreak.engine.capture.captured import capture_task
+from tiebreak.engine.data.tensors import identities
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.protocol.commitments.records import state_tree
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import DType, GatherParams
 
@@ -114,8 +124,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def test_the_program_is_what_bitsandbytes_own_layers_compute(name: str) -> None:
     model = between(**SETTINGS[name])
     before = {n: (id(p), p._version) for n, p in model.named_parameters()}
-    with four_bit.as_state(model):
-        made = checked(make_task(model, DATA, 4, loss=squared_error, rate=0.1))
+    made = checked(make_task(model, DATA, 4, loss=squared_error, rate=0.1))
     assert made.check == "full"
     assert {n: (id(p), p._version) for n, p in model.named_parameters()} == before
     assert not [n for n, _ in model.named_buffers()]
@@ -126,19 +135,48 @@ def test_the_program_is_what_bitsandbytes_own_layers_compute(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not (shutil.which("cc") and shutil.which("make")), reason="needs a C compiler")
+def test_c_recheck_computes_the_steps_of_a_model_with_4_bit_weights(tmp_path: Path) -> None:
+    """From the state and, by the same instructions, from one in which a code is another."""
+    subprocess.run(
+        ["make", "-s", "-C", "recheck", f"BUILD={tmp_path}", str(tmp_path / "recheck")], cwd=ROOT, check=True
+    )
+    model = between(**SETTINGS["bf16"])
+    with four_bit.as_state(model):
+        made = capture_task(make_task(model, DATA, 4, steps=3, loss=squared_error, rate=0.1))
+    (tmp_path / "program").write_bytes(made.program.encode())
+    save_file(made.data, tmp_path / "data")
+    interpreter, roots = Interpreter(made.program, Arithmetic()), set[str]()
+    for flipped in (0, 1):
+        state = {name: tensor.clone() for name, tensor in made.state.items()}
+        state["model.1.weight"][7] ^= flipped
+        save_file(state, tmp_path / "state")
+        command = [tmp_path / "recheck", "run", tmp_path / "program", tmp_path / "state", tmp_path / "data", "3"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        found = [line.split() for line in done.stdout.splitlines() if line.startswith("step")]
+        assert len(found) == 3
+        for step, line in enumerate(found, 1):
+            result = interpreter.step(step, state, made.data)
+            state = result.state
+            bits = struct.pack(">f", result.loss).hex()
+            assert (line[3], line[5]) == (bits, state_tree(identities(state)).root.hex())
+        roots.add(found[-1][5])
+    assert len(roots) == 2
+
+
+@pytest.mark.slow
 def test_layers_with_4_bit_weights_are_checked_on_a_slice() -> None:
     torch.manual_seed(0)
     rows = (nn.Sequential(nn.Linear(64, 64), quantized(64, 64, seed=n), nn.Tanh()) for n in range(8))
     model = nn.Sequential(nn.Linear(8, 64), nn.Sequential(*rows), nn.Linear(64, 4))
-    with four_bit.as_state(model):
-        made = checked(make_task(model, DATA, 4, loss=squared_error, rate=0.1), check="slice")
+    made = checked(make_task(model, DATA, 4, loss=squared_error, rate=0.1), check="slice")
     assert made.check == "slice"
 
 
 def test_other_numbers_than_bitsandbytes_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers, model = four_bit.numbers, between()
     monkeypatch.setattr(four_bit, "numbers", lambda *given: numbers(*given) * 1.001)
-    with four_bit.as_state(model), pytest.raises(ConfigurationError, match="the program is not the model"):
+    with pytest.raises(ConfigurationError, match="the program is not the model"):
         checked(make_task(model, DATA, 4, loss=squared_error, rate=0.1))
 
 
@@ -176,8 +214,8 @@ REFUSED: dict[str, Any] = {
 @pytest.mark.parametrize("reason", REFUSED)
 def test_what_has_no_form_is_refused_by_its_name(reason: str) -> None:
     model = nn.Sequential(nn.Linear(4, 4), REFUSED[reason]())
-    with pytest.raises(ConfigurationError, match=f"1: {reason}"), four_bit.as_state(model):
-        pass
+    with pytest.raises(ConfigurationError, match=f"1: {reason}"):
+        make_task(model, DATA)
 
 
 def test_a_frozen_bias_is_added(cases: CaseCounter) -> None:
@@ -185,5 +223,4 @@ def test_a_frozen_bias_is_added(cases: CaseCounter) -> None:
     for n, size in ((1, 128), (3, 64)):
         model[n].bias = nn.Parameter(torch.linspace(-1, 1, size), requires_grad=False)
         cases(1)
-    with four_bit.as_state(model):
-        assert checked(make_task(model, DATA, 4, loss=squared_error, rate=0.1)).check == "full"
+    assert checked(make_task(model, DATA, 4, loss=squared_error, rate=0.1)).check == "full"

@@ -1,8 +1,8 @@
-"""Trainers in one or several processes: `torchrun ... launched.py KIND [WHOSE, FOLDER, BATCH, MORE]`, in JSON.
+"""Trainers in one or several processes: `torchrun ... launched.py [KIND, WHOSE, FOLDER, BATCH, MORE]`, in JSON.
 
-MORE are arguments of the trainer; and `dies`: the rank that is killed, and the event and step in which; `stops`: the
-rank whose callback ends the training, and the step, after which the run is evaluated. Without a launcher, the JSON is a
-list of those, each with the number of processes before it.
+MORE are arguments of the trainer; and `check`: that of the capture; `dies`: the rank that is killed, and the event and
+step in which; `stops`: the rank whose callback ends the training, and the step, after which the run is evaluated.
+Without a launcher, the JSON is a list of those, each with the number of processes before it.
 """
 
 import json
@@ -27,10 +27,18 @@ from tests.waiting import free_port
 from tiebreak.engine.distributed import partition
 
 
+def _llama() -> Any:
+    """With one of its layers."""
+    made = llama()
+    del made.model.layers[1:]
+    made.config.num_hidden_layers = 1
+    return made
+
+
 def _sft(folder: Path, **more: Any) -> Trainer:
     args = arguments(trl.SFTConfig, folder, bf16=False, max_length=32, **more)
     return trl.SFTTrainer(
-        model=llama(), args=args, train_dataset=Dataset.from_dict({"text": texts(48)}), processing_class=tokenizer(),
+        model=_llama(), args=args, train_dataset=Dataset.from_dict({"text": texts(48)}), processing_class=tokenizer(),
         peft_config=LoraConfig(r=4, target_modules="all-linear"),
     )  # fmt: skip
 
@@ -38,7 +46,7 @@ def _sft(folder: Path, **more: Any) -> Trainer:
 def _dpo(folder: Path, **more: Any) -> Trainer:
     args = arguments(trl.DPOConfig, folder, bf16=False, max_length=40, beta=0.3, **more)
     return trl.DPOTrainer(
-        model=llama(), args=args, train_dataset=preferences(), processing_class=tokenizer(),
+        model=_llama(), args=args, train_dataset=preferences(), processing_class=tokenizer(),
         peft_config=LoraConfig(r=4, target_modules="all-linear"),
     )  # fmt: skip
 
@@ -101,15 +109,17 @@ def run(kind: str, whose: str, folder: str, batch: int, more: dict[str, Any]) ->
     """Trains in this process, one of those that the environment names, and writes its log."""
     torch.set_num_threads(1)
     vars(partition)["LEAST"] = 1  # held in shards however small: the tiny job's values would all be whole
-    more, dies, stops = dict(more), more.get("dies"), more.get("stops")
-    for name in ("dies", "stops"):
-        more.pop(name, None)
+    given = dict(more)
+    check, dies, stops = (given.pop(name, None) for name in ("check", "dies", "stops"))
     set_seed(5)
-    trainer = MADE[kind](Path(folder), per_device_train_batch_size=batch, **more)
+    trainer = MADE[kind](Path(folder), per_device_train_batch_size=batch, **given)
     for callback in [_Dies(*dies)] if dies else [_Stops(trainer, *stops)] if stops else []:
         trainer.add_callback(callback)
     set_seed(5)
-    (tiebreak.hf.train if whose == "ours" else type(trainer).train)(trainer)
+    if whose == "ours":
+        tiebreak.hf.train(trainer, check=check or "full")
+    else:
+        trainer.train()
     if stops:
         tiebreak.hf.evaluate(trainer)
     log = json.dumps(trainer.state.log_history)
@@ -125,14 +135,15 @@ def _forked(rank: int, count: int, port: int, given: list[Any]) -> None:
 
 def main() -> None:
     """Under a launcher, one training; else each of a list, in processes that share imports."""
-    kind, given = sys.argv[1], json.loads(sys.argv[2])
+    given = json.loads(sys.argv[1])
     if "RANK" in os.environ:
-        run(kind, *given)
+        run(*given)
         return
+    _ = tiebreak.hf.train, trl.SFTTrainer, trl.DPOTrainer  # which are imported when they are first named
     fork, codes = multiprocessing.get_context("fork"), []
     for count, *rest in given:
         port = free_port()
-        begun = [fork.Process(target=_forked, args=(rank, count, port, [kind, *rest])) for rank in range(count)]
+        begun = [fork.Process(target=_forked, args=(rank, count, port, rest)) for rank in range(count)]
         for process in begun:
             process.start()
         for process in begun:

@@ -11,7 +11,7 @@ import yaml
 
 from tiebreak import api
 from tiebreak.api.machine import Machine
-from tiebreak.api.training.settings import FineTuning
+from tiebreak.api.training.settings import FineTuning, quantization
 from tiebreak.cli.key import load_key, new_key
 from tiebreak.cli.options import FILE, FOLDER, NEW_FOLDER, json_option, keep_option, machine_options, number, tell
 from tiebreak.engine.data.disk import make_folder, read_file, write_file
@@ -104,6 +104,11 @@ def finetune(
     Keep.parse(keep)
     if merge is not None and merge.is_dir() and any(merge.iterdir()):
         raise ConfigurationError(f"expected a new or empty folder to merge into, got {merge}; choose another")
+    if merge is not None and quantization(settings.model):
+        raise ConfigurationError(
+            f"expected --merge with a model that is not quantized, got {settings.model}; PEFT merges the adapter into "
+            "the model from which that was made"
+        )
     api.formats.keep_bundle(["hub"], adapter, adapter / "certificate.json")
     prepared = settings.check(folder)
     with key_of(output / "key.pem" if key is None else key, folder) as signer:

@@ -48,7 +48,7 @@ def load(model: Path, base: Path | None = None) -> Any:
     config = loaded(transformers.AutoConfig, base or model)
     is_classifier = any("ForSequenceClassification" in name for name in config.architectures or ())
     kind = transformers.AutoModelForSequenceClassification if is_classifier else transformers.AutoModelForCausalLM
-    made = loaded(kind, base or model, use_safetensors=True, dtype="auto")
+    made = loaded(kind, base or model, use_safetensors=True, dtype="auto").cpu()  # a quantized one is on a GPU
     if is_adapter:
         from peft import PeftModel  # noqa: PLC0415
 

@@ -32,6 +32,7 @@ from tiebreak.api.training.scoring import SCORES, ScoredExamples, captured
 from tiebreak.api.training.templates import loaded
 from tiebreak.engine.arithmetic.plain.random import random
 from tiebreak.engine.arithmetic.plan.chains import RandomFrom
+from tiebreak.engine.capture import four_bit
 from tiebreak.engine.capture.state import MODEL
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import Opcode
@@ -222,10 +223,11 @@ def drafts(
         return logits + added
 
     device = next(model.parameters()).device
-    made = model.generate(
-        input_ids=ids.to(device), attention_mask=mask.to(device), max_new_tokens=max(rooms), do_sample=False,
-        num_beams=1, logits_processor=[_Processor(process)], eos_token_id=[*end] or None, pad_token_id=0,
-    )  # fmt: skip
+    with four_bit.as_state(model):  # which a plain evaluation on a CPU would round
+        made = model.generate(
+            input_ids=ids.to(device), attention_mask=mask.to(device), max_new_tokens=max(rooms), do_sample=False,
+            num_beams=1, logits_processor=[_Processor(process)], eos_token_id=[*end] or None, pad_token_id=0,
+        )  # fmt: skip
     found = list[list[int]]()
     for own, room, new in zip(rows, rooms, made[:, longest:].tolist(), strict=True):
         stop = next((at + 1 for at, token in enumerate(new[:room]) if token in end), room)

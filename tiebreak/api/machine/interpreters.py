@@ -40,7 +40,7 @@ def usable_device(name: str) -> torch.device:
             f"expected a device that this torch computes FP64 on, such as cpu or cuda:0, got {name!r}: "
             f"{str(error).splitlines()[0]}"
         ) from error
-    return device
+    return torch.device("cpu") if device.type == "cpu" else device  # accelerate's is cpu:0 in several processes
 
 
 def make_interpreter(program: Program, machine: Machine = Machine(), job: Job | None = None) -> Interpreter:

@@ -32,6 +32,7 @@ from tiebreak.api.training.scoring import ScoredExamples, captured, plan
 from tiebreak.api.training.settings import LOSSES, TUNING, FineTuning, Prepared, evaluations, remember
 from tiebreak.api.training.templates import ChatTemplate, Tokens, loaded, located
 from tiebreak.api.training.trainer import Step
+from tiebreak.engine.capture import four_bit
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.optimizers.settings import AdamW, Clip, constant, cosine, linear
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -114,7 +115,7 @@ def finetune(
     run = agree(task, directory, client=new_key(), trainer=key, terms=terms, machine=machine)
     remember(directory / TUNING, prepared.remembered)
     run.resume(key, progress=progress, keep=keep, callbacks=[measured])
-    model.load_state_dict(run.state_dict())
+    model.load_state_dict(run.state_dict(), strict=not four_bit.layers(model))
     return FineTuned(run, model.eval(), found, held)
 
 
@@ -188,7 +189,8 @@ def _schedule(settings: FineTuning, steps: int) -> tuple[float, ...]:
 
 def _adapted(settings: FineTuning) -> Any:
     """The model with new adapters, the same ones for the same seed."""
-    base = loaded(AutoModelForCausalLM, settings.model, dtype=settings.dtype, use_safetensors=True)
+    base = loaded(AutoModelForCausalLM, settings.model, dtype=settings.dtype, use_safetensors=True).cpu()
+    four_bit.check(base)
     torch.manual_seed(settings.seed)
     targets = settings.targets if settings.targets == "all-linear" else settings.targets.split(",")
     adapters = LoraConfig(

@@ -24,6 +24,7 @@ from tiebreak.api.training.reading import CHECKS, check_of, open_directory
 from tiebreak.api.training.settings import check_unchanged, remember
 from tiebreak.api.training.tasks import CHECK, TASK, adapter_names, as_state_dict, state_names
 from tiebreak.api.training.trainer import Callbacks, Step, evaluate_state, norm_in, tell
+from tiebreak.engine.capture import four_bit
 from tiebreak.engine.capture.captured import Captured, Terms, draft_job, sign_job
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.data.disk import write_file
@@ -124,15 +125,16 @@ class Run:
     def state_dict(self, step: int | None = None) -> dict[str, Tensor]:
         """Weights and buffers for the module's `load_state_dict`, checked against their record.
 
-        step: the step of a kept checkpoint, 0 for the initial state [default: the last checkpoint]. Raises `StateError`
-        if there is no checkpoint at that step or its state was not kept, `VerificationError` if the state is damaged.
+        Without what bitsandbytes holds in 4 bits: of such a model, load it with `strict=False`. step: the step of a
+        kept checkpoint, 0 for the initial state [default: the last checkpoint]. Raises `StateError` if there is no
+        checkpoint at that step or its state was not kept, `VerificationError` if the state is damaged.
         """
         at = self.step if step is None else step
         if at and at not in [record.step for record in self._run.records()]:
             raise StateError(f"expected the step of a checkpoint so far, got {step}")
         if not self._run.state_path(at).is_file():
             raise StateError(f"the state after step {at} was not kept; replay to it")
-        return as_state_dict(self._run.state(at, narrow=True), names_of(self._run))
+        return as_state_dict(self._run.state(at, narrow=True), four_bit.loadable(names_of(self._run)))
 
     @taking(
         key=KEY | NONE, until=whole(1) | NONE, progress=FLAG, keep=TEXT, callbacks=CALLBACKS, supply=FUNCTION | NONE

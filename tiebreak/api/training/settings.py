@@ -14,6 +14,7 @@ from tiebreak.protocol.errors import ConfigurationError, VerificationError, own_
 
 TUNING: Final = "finetune.json"
 """The file, in the folder of a run, with the settings of its fine-tuning job."""
+BITSANDBYTES: Final = "bitsandbytes"
 LOSSES: Final = "evaluation.jsonl"
 """The unsigned file, in the run's folder, of losses on held-out rows."""
 MAX_FILE_BYTES: Final = 1 << 24
@@ -94,15 +95,28 @@ def measured_on(data: Path, length: int, batch: int) -> dict[str, Any]:
     return {"rows": data.name, "rows (SHA-256)": rows.digest(data), "length": length, "batch": batch}
 
 
+def quantization(model: Path) -> str:
+    """The method by which a model in a folder is quantized, as its configuration says; empty if it is not."""
+    found = _configuration(model).get("quantization_config")
+    return str(found.get("quant_method", BITSANDBYTES)) if isinstance(found, dict) else ""
+
+
 def positions(model: Path) -> int:
     """The number of tokens that a model has positions for, longer by what its configuration stretches; 0: no limit."""
-    with own_file(), suppress(ValueError, TypeError, AttributeError):  # transformers says what is wrong with it
-        config = json.loads(read_file(model / "config.json", MAX_FILE_BYTES))
+    with suppress(ValueError, TypeError, AttributeError):
+        config = _configuration(model)
         config = config.get("text_config") or config
         scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
         count = config.get("max_position_embeddings") or config.get("n_positions") or 0
         return int(count * (scaling.get("factor") or 1))
     return 0
+
+
+def _configuration(model: Path) -> dict[str, Any]:
+    with own_file(), suppress(ValueError):  # transformers says what is wrong with it
+        found = json.loads(read_file(model / "config.json", MAX_FILE_BYTES))
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def check_unchanged(path: Path, settings: Mapping[str, object]) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from tiebreak.api.machine import DEVICE
 from tiebreak.api.machine.interpreters import usable_device
 from tiebreak.api.training.reading import CHECKS
+from tiebreak.engine.capture import four_bit
 from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.capture.check import checked
 from tiebreak.engine.capture.slices import NoSlice, Slice
@@ -49,13 +50,14 @@ def capture(task: Task, *, check: str = "full", device: str = "cpu") -> Captured
     Raises `ConfigurationError` if the program is not the model, if there is none (it then lists every operator that has
     no exact form), or, before anything is computed, if this machine has too little memory for the check.
     """
-    if check == "none":
-        return capture_task(task)
-    try:
-        return _checked(task, usable_device(device), Slice.of(task) if check == "slice" else None)
-    except NoSlice as error:
-        warnings.warn(f"the whole model is checked, since a slice does not tell: {error}", stacklevel=2)
-    return _checked(task, usable_device(device), None)
+    with four_bit.as_state(task.model):
+        if check == "none":
+            return capture_task(task)
+        try:
+            return _checked(task, usable_device(device), Slice.of(task) if check == "slice" else None)
+        except NoSlice as error:
+            warnings.warn(f"the whole model is checked, since a slice does not tell: {error}", stacklevel=2)
+        return _checked(task, usable_device(device), None)
 
 
 def _checked(task: Task, chosen: torch.device, part: Slice | None) -> Captured:
@@ -104,8 +106,9 @@ def _require_memory(task: Task, part: Task, step: Cost | None = None) -> None:
 
 def state_names(model: nn.Module) -> dict[str, str]:
     """Maps each key of the module's `state_dict` to its state entry; the keys of tied tensors share one entry."""
-    own = {id(t): name for name, t in reversed([*model.named_parameters(), *model.named_buffers()])}
-    return {key: MODEL + own[id(t)] for key, t in model.state_dict(keep_vars=True).items() if id(t) in own}
+    with four_bit.as_state(model):
+        own = {id(t): name for name, t in reversed([*model.named_parameters(), *model.named_buffers()])}
+        return {key: MODEL + own[id(t)] for key, t in model.state_dict(keep_vars=True).items() if id(t) in own}
 
 
 def adapter_names(model: nn.Module) -> dict[str, str]:
@@ -131,5 +134,5 @@ def adapter_names(model: nn.Module) -> dict[str, str]:
 
 
 def as_state_dict(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
-    """The argument of `load_state_dict`: copies of the tensors, on the CPU."""
+    """Copies of tensors under other names, on the CPU."""
     return {key: widened(state[entry].detach()).to("cpu", copy=True) for key, entry in names.items()}

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, Self
 
 from transformers import AutoTokenizer
 
+from tiebreak.api.training.settings import BITSANDBYTES, quantization
 from tiebreak.engine.system import limit_process
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -85,6 +86,11 @@ class ChatTemplate:
 
 def loaded(kind: Any, folder: Path, **given: Any) -> Any:
     """Loads what a class of transformers finds in a folder, and runs no code of it. Raises `ConfigurationError`."""
+    if (method := quantization(folder)) not in ("", BITSANDBYTES):
+        raise ConfigurationError(
+            f"{folder}: expected a model that is not quantized, or in 4 bits by bitsandbytes, got one by {method}; "
+            "take the model from which it was made, and save it with BitsAndBytesConfig(load_in_4bit=True)"
+        )
     try:
         return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **given)
     except Exception as error:  # libraries raise anything for files of others

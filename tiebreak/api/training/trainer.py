@@ -13,6 +13,7 @@ from tiebreak.api.auditing.progress import on_stderr
 from tiebreak.api.machine import MACHINE, Machine
 from tiebreak.api.machine.interpreters import make_interpreter
 from tiebreak.api.training.tasks import CHECK, TASK, as_state_dict, capture, state_names
+from tiebreak.engine.capture import four_bit
 from tiebreak.engine.capture.state import MODEL, NORM, load_state
 from tiebreak.engine.capture.step_run import untouched
 from tiebreak.engine.capture.task import Task
@@ -135,8 +136,11 @@ class Trainer:
         return self
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Weights and buffers after the last step, for the module's `load_state_dict`; copies, on the CPU."""
-        return as_state_dict(self._state, state_names(self._task.model))
+        """Weights and buffers after the last step, for the module's `load_state_dict`; copies, on the CPU.
+
+        Without what bitsandbytes holds in 4 bits: of such a model, load it with `strict=False`.
+        """
+        return as_state_dict(self._state, four_bit.loadable(state_names(self._task.model)))
 
     def digest(self) -> str:
         """SHA-256 root, hex, of what the next step reads: weights, buffers, optimizer. Equal on all machines."""
@@ -161,7 +165,7 @@ def evaluate_state(task: Task, state: Mapping[str, Tensor]) -> dict[str, float]:
     if task.evaluate is None:
         raise ConfigurationError(f"expected task {task.name} to have an evaluation, got none")
     own = {name.removeprefix(MODEL): tensor for name, tensor in state.items() if name.startswith(MODEL)}
-    with untouched(task.model):
+    with untouched(task.model), four_bit.as_state(task.model):
         model = copy.deepcopy(task.model)
         load_state(model, own)
         found: object = task.evaluate(model.eval())

@@ -14,7 +14,7 @@
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Final
@@ -46,6 +46,12 @@ def layers(model: nn.Module) -> dict[str, Any]:
     return {path: module for path, module in model.named_modules() if "Linear4bit" in _own_kinds(module)}
 
 
+def loadable(names: Mapping[str, str]) -> dict[str, str]:
+    """What `load_state_dict` takes, of names by key: it refuses what bitsandbytes has saved of 4-bit weights."""
+    codes = tuple(key.removesuffix(".quant_map") for key in names if key.endswith(MAP))
+    return {key: name for key, name in names.items() if not key.startswith(codes)}
+
+
 def _own_kinds(module: nn.Module) -> set[str]:
     """The names of bitsandbytes' classes that a module is of."""
     return {kind.__name__ for kind in type(module).__mro__ if kind.__module__.startswith("bitsandbytes.")}
@@ -55,12 +61,18 @@ def unsupported(model: nn.Module) -> Iterator[str]:
     """Names what of bitsandbytes in a model has no form here, by the first layer of each kind, with advice."""
     found = dict[str, str]()
     for path, module in model.named_modules():
-        if kinds := _own_kinds(module):
+        if SCALES not in module._buffers and (kinds := _own_kinds(module)):
             reason = _reason(module) if "Linear4bit" in kinds else f"a {type(module).__name__}; only Linear4bit is held"
             found.setdefault(reason, path)
     for reason, path in found.items():
         if reason:
             yield f"{path}: {reason}"
+
+
+def check(model: nn.Module) -> None:
+    """Raises `ConfigurationError` for what `unsupported` names."""
+    if reasons := [*unsupported(model)]:
+        raise ConfigurationError(f"expected 4-bit weights that a program can unpack, got {'; '.join(reasons)}")
 
 
 def _reason(layer: Any) -> str:
@@ -122,11 +134,13 @@ def _bytes(packed: Tensor, count: int) -> Any:
 
 @contextmanager
 def as_state(model: nn.Module) -> Iterator[None]:
-    """Makes buffers of all that is saved of 4-bit weights (1), which bitsandbytes then computes with (2)."""
-    if reasons := [*unsupported(model)]:
-        raise ConfigurationError(f"expected 4-bit weights that a program can unpack, got {'; '.join(reasons)}")
+    """Makes buffers of all that is saved of 4-bit weights (1), which bitsandbytes then computes with (2).
+
+    Layers that it is done to already stay as they are.
+    """
+    check(model)
     with ExitStack() as stack:
-        for layer in layers(model).values():
+        for layer in [layer for layer in layers(model).values() if SCALES not in layer._buffers]:
             saved = {name: words(t) for name, t in layer.state_dict().items() if name.partition(".")[0] == CODES}
             parameters = {name: parameter for name, parameter in layer._parameters.items() if name != CODES}
             apart = {OFFSET: layer.quant_state.offset} if layer.quant_state.nested else {}

@@ -16,6 +16,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
+from tiebreak.engine.capture import four_bit
 from tiebreak.engine.capture.examples import LOSSES, MAX_INDEX, Batch, Loss, NamedLoss, Rows, arrays, loaded, of_batch
 from tiebreak.engine.data import not_finite
 from tiebreak.engine.data.mapped import NARROW
@@ -177,7 +178,8 @@ class Task:
         if evaluate_every is not None:
             require(evaluate is not None, "a function evaluate(model) with evaluate_every", "none")
         self._check_data()
-        self._check_model()
+        with four_bit.as_state(model):
+            self._check_model()
         left = 0 if of_loader.get("drop_last", True) else self.examples % batch.size
         if left and steps * accumulation * batch.size > self.examples - left:
             raise ConfigurationError(
@@ -265,8 +267,7 @@ class Task:
             floats = torch.float32, torch.bfloat16
             allowed = floats if isinstance(tensor, nn.Parameter) else (*floats, torch.int64, torch.bool, *NARROW)
             held = "keep it as a plain attribute, or as its `torch.view_as_real`"
-            packed = "`tiebreak.hf.train` holds codes of 4 bits" if tensor.dtype == torch.uint8 else "convert it"
-            advice = held if tensor.is_complex() else packed
+            advice = held if tensor.is_complex() else "convert it"
             require(tensor.dtype in allowed, f"{name} to be one of {allowed} ({advice})", tensor.dtype)
             finite = not tensor.dtype.is_floating_point or bool(torch.isfinite(tensor).all())
             advice = "call the model once on a batch if an observer or a cache is still empty"
