@@ -137,7 +137,12 @@ def test_correct_captures_pass_the_check_against_eager(name: str) -> None:
     before = [*made.model.parameters(), *made.model.buffers()]
     captured = checked(made)
     assert captured.check == "full"
-    assert {p.data_ptr() for p in before}.isdisjoint(t.data_ptr() for t in captured.state.values()), "copies"
+    frozen, state = captured.program.frozen, captured.state
+    changing = {tensor.data_ptr() for name, tensor in state.items() if name not in frozen}
+    assert {p.data_ptr() for p in before}.isdisjoint(changing), "copies"
+    own = dict(made.model.named_parameters())
+    shared = [name for name, p in own.items() if state[f"model.{name}"].data_ptr() == p.data_ptr()]
+    assert shared == [name for name in own if f"model.{name}" in frozen], "no copies of what no step changes"
     assert all(a is b for a, b in zip(before, [*made.model.parameters(), *made.model.buffers()], strict=True))
     assert captured.program.root == compiling.capture_task(made).program.root
 

@@ -1,0 +1,83 @@
+"""Frozen weights for eager PyTorch that stay in the dtype that the model holds them in, in the model's own memory.
+
+A `HeldWeight` says that it is of another dtype, and is converted where an operator reads it: by rows in embeddings, by
+panels in products, so that no copy of an embedding or a head as large as a vocabulary is made. What is saved for the
+backward pass is the weight itself. A step that writes to one fails: it is the user's.
+"""
+
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import return_and_correct_aliasing
+from torch.utils._pytree import tree_map_only
+
+LARGE: Final = 1 << 20
+"""The fewest elements of a weight that is held so."""
+PANEL: Final = 1 << 24
+"""The number of elements that a product converts at a time."""
+_ATEN: Final = torch.ops.aten
+_VIEWS: Final = frozenset({
+    _ATEN.alias.default, _ATEN.detach.default, _ATEN.expand.default, _ATEN.permute.default, _ATEN.select.int,
+    _ATEN.slice.Tensor, _ATEN.t.default, _ATEN.transpose.int, _ATEN.unsqueeze.default, _ATEN.view.default,
+})  # fmt: skip
+
+
+def is_held(tensor: Tensor) -> bool:
+    """Whether a tensor of a model is a large frozen weight."""
+    is_frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+    return is_frozen and tensor.numel() >= LARGE and tensor.is_floating_point()
+
+
+class HeldWeight(Tensor):
+    """A tensor with the numbers of another one, in a dtype that holds all of them."""
+
+    held: Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, held: Tensor, dtype: torch.dtype) -> "HeldWeight":
+        found: HeldWeight = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, held.shape, strides=held.stride(), storage_offset=held.storage_offset(), dtype=dtype,
+            device=held.device,
+        )  # fmt: skip
+        found.held = held.detach()
+        return found
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        first = args[0] if args else None
+        if func in _VIEWS:
+            viewed = cls(func(first.held, *args[1:], **kwargs), first.dtype)
+            return return_and_correct_aliasing(func, args, kwargs, viewed)
+        if func is _ATEN.embedding.default and isinstance(first, cls):
+            return func(first.held, *tree_map_only(cls, _wide, args[1:]), **kwargs).to(first.dtype)
+        if func in (_ATEN.mm.default, _ATEN.addmm.default) and isinstance(args[-1], cls):
+            *bias, left = tree_map_only(cls, _wide, args[:-1])
+            if left.dtype == args[-1].dtype and not kwargs:
+                product = _product(left, args[-1])
+                return product.add_(bias[0]) if bias else product
+        if func._schema.is_mutable and (isinstance(first, cls) or cls in map(type, kwargs.values())):
+            raise RuntimeError(f"expected a frozen weight that only a changing program writes to, got {func} of one")
+        return func(*tree_map_only(cls, _wide, args), **tree_map_only(cls, _wide, kwargs))
+
+
+def _wide(weight: HeldWeight) -> Tensor:
+    return weight.held.to(weight.dtype)
+
+
+def _product(left_TK: Tensor, weight_KN: HeldWeight) -> Tensor:
+    """left @ weight; of the longer dim of the weight, one panel is converted at a time."""
+    held, (K, N) = weight_KN.held, weight_KN.shape
+    found, dim = left_TK.new_empty(len(left_TK), N), int(N >= K)
+    step = max(1, PANEL // min(K, N))
+    for start in range(0, max(K, N), step):
+        panel = held.narrow(dim, start, min(step, max(K, N) - start)).to(weight_KN.dtype)
+        if dim:
+            found[:, start : start + step] = left_TK @ panel
+        else:
+            add = partial(torch.addmm, beta=float(start > 0), out=found)
+            add(found, left_TK[:, start : start + step], panel)
+    return found
