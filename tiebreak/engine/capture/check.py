@@ -44,7 +44,7 @@ from tiebreak.engine.capture import outcomes
 from tiebreak.engine.capture.captured import Captured, capture_in_place, rehearsed, with_state
 from tiebreak.engine.capture.draws import GivenDraws
 from tiebreak.engine.capture.examples import NamedLoss, Rows
-from tiebreak.engine.capture.held import LARGE, HeldWeight, is_held
+from tiebreak.engine.capture.held import LARGE, HeldWeight, InPlace, is_held
 from tiebreak.engine.capture.outcomes import StepOutcome, Tensors, allowance, distance_of, wrong_update
 from tiebreak.engine.capture.reach import ROUNDED, UNROUNDED, put_back, settings
 from tiebreak.engine.capture.slices import NoSlice, Slice
@@ -79,7 +79,7 @@ _Python = dict[torch.dtype, Callable[[], None]]
 """Functions that put the model's attributes back as a run in this dtype left them, for its next step."""
 _Far = list[tuple[str, float, float]]
 """Name, distance and allowance of results that are too far from a reference."""
-RunStep = Callable[[Program, Tensors, int, Tensors, torch.device], tuple[Tensors, float]]
+RunStep = Callable[[Program, Tensors, int, Tensors, torch.device], tuple[dict[str, Tensor], float]]
 """Computes a step exactly, from the program, its data, the step's number (from 1) and the state before it, on a device.
 
 It returns the state after the step, by the names of the commits, and its loss, finite or not.
@@ -405,7 +405,9 @@ class EagerComparison:
         except Exception as error:
             if self.holds:
                 self.holds = False
-                return self.eager(ours, dtype, python=python, seed=seed, outputs=outputs)
+                again = self.eager(ours, dtype, python=python, seed=seed, outputs=outputs)
+                self.holds = again is None  # it was not for that
+                return again
             if dtype == torch.float64 and self.device == CPU:
                 return None
             raise refusal(error, model, "step 1 or 2 fails in plain PyTorch", "mend it first") from error
@@ -436,7 +438,7 @@ class EagerComparison:
         step = LossModule(task.model, partial(_by_name, task))
         default = nullcontext() if device == CPU else device
         watching: Any = nullcontext([]) if outputs is None else _outputs(task.model, outputs)
-        with default, GivenDraws(ours.drawn) as draws, watching as collected:
+        with default, InPlace(), GivenDraws(ours.drawn) as draws, watching as collected:
             for batch in cast:
                 collected.clear()
                 with exchanged(step, own):

@@ -5,12 +5,13 @@ panels in products, so that no copy of an embedding or a head as large as a voca
 backward pass is the weight itself. A step that writes to one fails: it is the user's.
 """
 
+import weakref
 from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import return_and_correct_aliasing
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_map_only
 
 LARGE: Final = 1 << 20
@@ -34,11 +35,11 @@ class HeldWeight(Tensor):
     """A tensor with the numbers of another one, in a dtype that holds all of them."""
 
     held: Tensor
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, held: Tensor, dtype: torch.dtype) -> "HeldWeight":
-        found: HeldWeight = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        found: HeldWeight = Tensor._make_wrapper_subclass(
             cls, held.shape, strides=held.stride(), storage_offset=held.storage_offset(), dtype=dtype,
             device=held.device,
         )  # fmt: skip
@@ -46,12 +47,12 @@ class HeldWeight(Tensor):
         return found
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         kwargs = kwargs or {}
-        first = args[0] if args else None
+        first: Any = args[0] if args else None
         if func in _VIEWS:
             viewed = cls(func(first.held, *args[1:], **kwargs), first.dtype)
-            return return_and_correct_aliasing(func, args, kwargs, viewed)
+            return return_and_correct_aliasing(func, args, kwargs, viewed)  # type: ignore[no-untyped-call]
         if func is _ATEN.embedding.default and isinstance(first, cls):
             return func(first.held, *tree_map_only(cls, _wide, args[1:]), **kwargs).to(first.dtype)
         if func in (_ATEN.mm.default, _ATEN.addmm.default) and isinstance(args[-1], cls):
@@ -62,6 +63,22 @@ class HeldWeight(Tensor):
         if func._schema.is_mutable and (isinstance(first, cls) or cls in map(type, kwargs.values())):
             raise RuntimeError(f"expected a frozen weight that only a changing program writes to, got {func} of one")
         return func(*tree_map_only(cls, _wide, args), **tree_map_only(cls, _wide, kwargs))
+
+
+class InPlace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Lets the gradient of logits take the memory of that of their logarithms, which only a cross entropy has made."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._made: weakref.ref[Tensor] | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _ATEN._log_softmax_backward_data.default and self._made and args[0] is self._made():
+            return _ATEN._log_softmax_backward_data.out(*args, **(kwargs or {}), out=args[0])
+        found = func(*args, **(kwargs or {}))
+        if func is _ATEN.nll_loss_backward.default:
+            self._made = weakref.ref(found)
+        return found
 
 
 def _wide(weight: HeldWeight) -> Tensor:

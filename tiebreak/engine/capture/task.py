@@ -268,7 +268,7 @@ class Task:
             packed = "`tiebreak.hf.train` holds codes of 4 bits" if tensor.dtype == torch.uint8 else "convert it"
             advice = held if tensor.is_complex() else packed
             require(tensor.dtype in allowed, f"{name} to be one of {allowed} ({advice})", tensor.dtype)
-            parts = tensor.detach().reshape(-1).split(1 << 20) if tensor.dtype.is_floating_point else ()
+            parts = torch.split(tensor.detach().reshape(-1), 1 << 20) if tensor.dtype.is_floating_point else ()
             finite = all(bool(torch.isfinite(part).all()) for part in parts)
             advice = "call the model once on a batch if an observer or a cache is still empty"
             require(finite, f"only finite numbers in {name} ({advice})", "others")
