@@ -50,7 +50,14 @@ def test_a_held_weight_computes_what_a_converted_copy_does(
 
 
 @pytest.mark.parametrize(
-    "write", [lambda w: w.mul_(2), lambda w: w.data.zero_(), lambda w: w.t()[0].fill_(1), lambda w: torch.neg(w, out=w)]
+    "write",
+    [
+        lambda w: w.mul_(2),
+        lambda w: w.data.zero_(),
+        lambda w: w.t()[0].fill_(1),
+        lambda w: torch.neg(w, out=w),
+        lambda w: w.unbind(0)[0].neg_(),
+    ],
 )
 def test_a_write_to_a_held_weight_fails(write: Callable[[Tensor], Any]) -> None:
     own = torch.ones(3, 2)

@@ -130,7 +130,7 @@ def test_a_sliced_model_that_reads_values_is_rehearsed_with_numbers(places: Plac
 
 def test_a_rehearsal_with_numbers_is_refused_without_memory_for_it(places: Places) -> None:
     made = logging()
-    with pytest.raises(ConfigurationError, match="expected more memory. Without its numbers, the step fails: "):
+    with pytest.raises(ConfigurationError, match=r"expected more memory\. Without its numbers, the step fails: "):
         check.checked(made, exact_step, CPU, Slice.of(made), unable)
     assert places == [None]
 

@@ -106,7 +106,7 @@ def checked(
         steps, tested = part.task, _of_slice(task, captured, part, device)
     # Until all is checked, the state is the model itself.
     comparison = EagerComparison(steps, with_state(steps, tested, copy=False), run_step)
-    if part is not None and comparison.is_bf16:
+    if part is not None and rounds_to_bf16(tested.program):
         comparison.widest = torch.float32
     _on_either(device, steps.model, "the capture is checked", comparison.refuse_other_steps)
     del tested, comparison  # before the state is copied
@@ -177,6 +177,11 @@ def _of_slice(task: Task, captured: Captured, part: Slice, device: torch.device)
     return found
 
 
+def rounds_to_bf16(program: Program) -> bool:
+    """Whether a program rounds to bfloat16."""
+    return any(i.is_bf16_sum or (i.opcode, i.function) == (Opcode.MAP, MapFunction.BF16) for i in program.body)
+
+
 @contextmanager
 def without_tf32() -> Iterator[None]:
     """Turns TF32 off for products and convolutions of eager FP32; torch's default turns it on for convolutions."""
@@ -243,14 +248,6 @@ class EagerComparison:
     holds: bool = True
     """Whether eager PyTorch gets large frozen weights as `HeldWeight`, until a model's code cannot bear that."""
 
-    @property
-    def is_bf16(self) -> bool:
-        """Whether the program rounds to bfloat16."""
-        return any(
-            i.is_bf16_sum or (i.opcode, i.function) == (Opcode.MAP, MapFunction.BF16)
-            for i in self.captured.program.body
-        )
-
     def refuse_other_steps(self, device: torch.device) -> None:
         """Compares steps 1 and 2, and frees what is not needed any more: its memory bounds the size of a model."""
         self.device = device
@@ -302,7 +299,7 @@ class EagerComparison:
         if not found and is_suspect:
             # A model may do another thing in FP64, which would pass for noise: it must agree with FP32 as well.
             dtype, reference, wide = torch.float32, narrow, None
-            found = departing({}, moved, COARSE if self.is_bf16 else 1.0)
+            found = departing({}, moved, COARSE if rounds_to_bf16(self.captured.program) else 1.0)
         if found:
             del wide, narrow, reference
             raise ConfigurationError(self._departure(ours, found, dtype, before))

@@ -2,11 +2,11 @@
 
 A `HeldWeight` says that it is of another dtype, and is converted where an operator reads it: by rows in embeddings, by
 panels in products, so that no copy of an embedding or a head as large as a vocabulary is made. What is saved for the
-backward pass is the weight itself. A step that writes to one fails: it is the user's.
+backward pass is the weight itself, and only views of it that are such tensors, too, share its memory: a step that
+writes to one fails.
 """
 
 import weakref
-from functools import partial
 from typing import Any, Final
 
 import torch
@@ -60,8 +60,9 @@ class HeldWeight(Tensor):
             if left.dtype == args[-1].dtype and not kwargs:
                 product = _product(left, args[-1])
                 return product.add_(bias[0]) if bias else product
-        if func._schema.is_mutable and (isinstance(first, cls) or cls in map(type, kwargs.values())):
-            raise RuntimeError(f"expected a frozen weight that only a changing program writes to, got {func} of one")
+        writes = func._schema.is_mutable and (isinstance(first, cls) or cls in map(type, kwargs.values()))
+        if writes or (not func._schema.is_mutable and any(found.alias_info for found in func._schema.returns)):
+            raise RuntimeError(f"expected reads of a frozen weight, got {func}, which writes to it or gives its memory")
         return func(*tree_map_only(cls, _wide, args), **tree_map_only(cls, _wide, kwargs))
 
 
@@ -86,15 +87,8 @@ def _wide(weight: HeldWeight) -> Tensor:
 
 
 def _product(left_TK: Tensor, weight_KN: HeldWeight) -> Tensor:
-    """left @ weight; of the longer dim of the weight, one panel is converted at a time."""
-    held, (K, N) = weight_KN.held, weight_KN.shape
-    found, dim = left_TK.new_empty(len(left_TK), N), int(N >= K)
-    step = max(1, PANEL // min(K, N))
-    for start in range(0, max(K, N), step):
-        panel = held.narrow(dim, start, min(step, max(K, N) - start)).to(weight_KN.dtype)
-        if dim:
-            found[:, start : start + step] = left_TK @ panel
-        else:
-            add = partial(torch.addmm, beta=float(start > 0), out=found)
-            add(found, left_TK[:, start : start + step], panel)
-    return found
+    """left @ weight, of which some columns are converted at a time."""
+    found_TN, step = left_TK.new_empty(len(left_TK), weight_KN.shape[1]), max(1, PANEL // len(weight_KN))
+    for into, panel in zip(*(torch.split(t, step, 1) for t in (found_TN, weight_KN.held)), strict=True):
+        into.copy_(left_TK @ panel.to(weight_KN.dtype))
+    return found_TN
