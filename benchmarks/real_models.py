@@ -1,6 +1,7 @@
 """The models of real sizes trained on a GPU: GPT-2 124M, ResNet-50, Llamas of 60M and 1B. Dropout as they come."""
 
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
+from importlib import import_module
 from typing import Any, Final
 
 import torch
@@ -10,9 +11,6 @@ from torch import Tensor, nn
 
 from tiebreak import SGD, AdamW, Batch, Rows, Task, Windows
 from tiebreak.engine.capture import four_bit
-
-with suppress(ImportError):
-    import bitsandbytes
 
 REAL: Final = ("gpt2-124m", "resnet-50", "llama-60m")
 BF16: Final = ("gpt2-124m-bf16", "llama-1b-lora", "llama-1b-lora-all")
@@ -76,8 +74,8 @@ def _llama() -> nn.Module:
 
 def _in_four_bit(linear: nn.Linear) -> nn.Module:
     """A linear layer as QLoRA has it: NF4 with double quantization, computed in the dtype of the given one."""
-    quantized, given = bitsandbytes.functional, linear.weight.detach()
-    codes, state = quantized.quantize_4bit(given, quant_type="nf4", compress_statistics=True)
+    bitsandbytes, given = import_module("bitsandbytes"), linear.weight.detach()
+    codes, state = bitsandbytes.functional.quantize_4bit(given, quant_type="nf4", compress_statistics=True)
     out, of = given.shape
     layer: Any = bitsandbytes.nn.Linear4bit(of, out, bias=False, compute_dtype=given.dtype, device="meta")
     layer.weight = bitsandbytes.nn.Params4bit(codes, quant_state=state, quant_type="nf4", bnb_quantized=True)
