@@ -40,6 +40,7 @@ from tiebreak.api.training.bundle import capture_bundle, load_bundle
 from tiebreak.api.training.runs import agree_on
 from tiebreak.api.training.tasks import capture
 from tiebreak.engine.capture.captured import Captured, Terms
+from tiebreak.engine.native import release
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 
@@ -105,6 +106,7 @@ def capture_of(name: str) -> dict[str, float]:
 def training_of(name: str) -> list[float]:
     """Measures capture and a run in this process; the figures are in the order of `TRAIN`."""
     task, seconds = make_real_task(name, _STEPS, length=8 if "small" in name else 1024), list[float]()
+    release()  # what making the model has left
     Path("/proc/self/clear_refs").write_text("5")
     began = time.perf_counter()
     bundle = capture_bundle(task, check="none" if "small" in name else "slice")
