@@ -1,6 +1,8 @@
 """The models of real sizes trained on a GPU: GPT-2 124M, ResNet-50, Llamas of 60M and 1B. Dropout as they come."""
 
-from typing import Final
+from contextlib import ExitStack
+from importlib import import_module
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -8,11 +10,16 @@ import transformers
 from torch import Tensor, nn
 
 from tiebreak import SGD, AdamW, Batch, Rows, Task, Windows
+from tiebreak.engine.capture import four_bit
 
 REAL: Final = ("gpt2-124m", "resnet-50", "llama-60m")
 BF16: Final = ("gpt2-124m-bf16", "llama-1b-lora", "llama-1b-lora-all")
+FOUR_BIT: Final = ("llama-1b-4bit",)
+"""Models in 4 bits, which need bitsandbytes."""
 SMALL: Final = ("gpt2-small", "gpt2-small-bf16", "resnet-small", "llama-small-lora", "llama-small-lora-all")
 """Small models, to try on a CPU what is meant for a GPU: they take seconds, and nobody uses them otherwise."""
+_AS_STATE: Final = ExitStack()
+"""What makes 4-bit weights state, as long as this process runs."""
 
 
 def next_token(model: nn.Module, window_BT: Tensor) -> Tensor:
@@ -35,9 +42,9 @@ class LoRA(nn.Module):
     E. Hu et al., LoRA: low-rank adaptation of large language models (2021), with alpha = 2 * rank.
     """
 
-    def __init__(self, base: nn.Linear, rank: int) -> None:
+    def __init__(self, base: nn.Linear, rank: int, *, in_four_bit: bool = False) -> None:
         super().__init__()
-        self.base = base
+        self.base: Any = _in_four_bit(base) if in_four_bit else base
         self.down = nn.Linear(base.in_features, rank, bias=False, dtype=base.weight.dtype)
         self.up = nn.Linear(rank, base.out_features, bias=False, dtype=base.weight.dtype)
         nn.init.zeros_(self.up.weight)
@@ -65,16 +72,31 @@ def _llama() -> nn.Module:
     )  # fmt: skip
 
 
-def _with_lora(config: transformers.LlamaConfig, rank: int, *, everywhere: bool = False) -> nn.Module:
+def _in_four_bit(linear: nn.Linear) -> nn.Module:
+    """A linear layer as QLoRA has it: NF4 with double quantization, computed in the dtype of the given one."""
+    bitsandbytes, given = import_module("bitsandbytes"), linear.weight.detach()
+    codes, state = bitsandbytes.functional.quantize_4bit(given, quant_type="nf4", compress_statistics=True)
+    out, of = given.shape
+    layer: Any = bitsandbytes.nn.Linear4bit(of, out, bias=False, compute_dtype=given.dtype, device="meta")
+    layer.weight = bitsandbytes.nn.Params4bit(codes, quant_state=state, quant_type="nf4", bnb_quantized=True)
+    layer.quant_state = state
+    return layer
+
+
+def _with_lora(
+    config: transformers.LlamaConfig, rank: int, *, everywhere: bool = False, in_four_bit: bool = False
+) -> nn.Module:
     """A Llama in bfloat16; only LoRA of its queries and values is trained, which is the default of PEFT.
 
-    everywhere: of all linear layers but the head.
+    everywhere: of all linear layers but the head. in_four_bit: holds these layers in 4 bits.
     """
     model = transformers.LlamaForCausalLM(config).bfloat16().requires_grad_(requires_grad=False)
     for part in [part for layer in model.model.layers for part in (layer.self_attn, layer.mlp)]:
         for name in [n for n, m in part.named_children() if isinstance(m, nn.Linear)]:
             if everywhere or name in ("q_proj", "v_proj"):
-                setattr(part, name, LoRA(getattr(part, name), rank))
+                setattr(part, name, LoRA(getattr(part, name), rank, in_four_bit=in_four_bit))
+    if in_four_bit:
+        _AS_STATE.enter_context(four_bit.as_state(model))
     return model
 
 
@@ -132,8 +154,10 @@ def make_real_task(
             case "gpt2-wide":
                 wide = _gpt2(n_embd=4096, n_head=32, n_layer=layers, n_positions=length)
                 return _text(name, wide, 50257, size, length, steps)
-            case "llama-1b-lora" | "llama-1b-lora-all":
-                llama_1b = _with_lora(_llama_1b(length), 16, everywhere=name.endswith("all"))
+            case "llama-1b-lora" | "llama-1b-lora-all" | "llama-1b-4bit":
+                is_four_bit = name.endswith("4bit")
+                everywhere = is_four_bit or name.endswith("all")
+                llama_1b = _with_lora(_llama_1b(length), 16, everywhere=everywhere, in_four_bit=is_four_bit)
                 return _text(name, llama_1b, 128256, size, length, steps)
             case "llama-60m":
                 return _text(name, _llama(), 32000, 8 * size, 64, steps)

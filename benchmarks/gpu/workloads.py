@@ -11,7 +11,7 @@ from typing import Final
 import torch
 
 from tiebreak.api.builtin.loader import load_task
-from tiebreak.engine.capture.captured import Captured, capture_in_place, rehearsed
+from tiebreak.engine.capture.captured import Captured, capture_in_place, rehearsed, with_state
 from tiebreak.engine.capture.step_run import untouched
 from tiebreak.engine.capture.task import Task
 
@@ -69,7 +69,7 @@ def release() -> None:
 def capture(task: Task) -> Captured:
     """Captures a task. The rehearsal has no numbers: with them it takes a minute, and a GPU is lent for few."""
     with untouched(task.model):
-        return capture_in_place(task, assigned=rehearsed(task, None))
+        return with_state(task, capture_in_place(task, rehearsed(task, None)))
 
 
 def make(name: str, steps: int, sizes: Mapping[str, int]) -> Task:

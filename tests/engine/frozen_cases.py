@@ -1,5 +1,6 @@
 """Runs with entries that no step changes, for the engine's and the commands' tests (no tests in here)."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from tests.engine import logged_cases
 from tiebreak import AdamW, Batch, Rows, Task
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.captured import Captured, Terms, capture_task, draft_job, sign_job
+from tiebreak.engine.data.tensors import widened
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Worker
@@ -56,7 +58,9 @@ def make_task() -> Task:
 
 @cache
 def adapted() -> Captured:
-    return capture_task(make_task())
+    """With a state in FP32, which capture holds in bfloat16 as far as the model does."""
+    made = capture_task(make_task())
+    return replace(made, state={name: widened(tensor) for name, tensor in made.state.items()})
 
 
 def new_run(path: Path, client: PrivateKey = CLIENT, trainer: PrivateKey = TRAINER) -> RunDirectory:

@@ -16,7 +16,7 @@ from conformance.whole_steps import execute, new_state
 from tiebreak import SGD, Batch, Rows, Task
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.captured import Captured, capture_task
-from tiebreak.engine.data.tensors import from_bytes, tensor_bytes
+from tiebreak.engine.data.tensors import from_bytes, tensor_bytes, widened
 from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.run.interpreter import Interpreter, StepResult
 from tiebreak.protocol.numbers.philox import shuffle
@@ -107,7 +107,8 @@ def run_integers(captured: Captured, steps: int = 1) -> dict[str, Tensor]:
     """The same by `tiebreak.protocol.program.reference`."""
     program = captured.program
     spec = program.state_spec()
-    state, data = ({n: bytes(tensor_bytes(t)) for n, t in part.items()} for part in (captured.state, captured.data))
+    held = captured.state, captured.data
+    state, data = ({n: bytes(tensor_bytes(widened(t))) for n, t in part.items()} for part in held)
     values: list[bytes] = []
     for step in range(1, steps + 1):
         values = execute(program, state, data, step)

@@ -99,14 +99,40 @@ def test_tensors_cached_on_a_device_stay_out_of_the_program(
 
 
 @pytest.mark.slow
-def test_a_slice_of_the_model_is_rehearsed_like_the_whole(places: Places) -> None:
+@pytest.mark.parametrize(("device", "of_slice"), [(HERE, [None, HERE]), (CPU, [CPU])])
+def test_a_model_that_is_checked_on_a_slice_is_rehearsed_without_numbers(
+    device: torch.device, of_slice: Places, places: Places
+) -> None:
     made = of_layers(plain())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = check.checked(made, exact_step, HERE, Slice.of(made))
-    assert places == [None, HERE, None, HERE]
+        found = check.checked(made, exact_step, device, Slice.of(made), unable)
+    assert places == [None, *of_slice]
     assert found.check == "slice"
     assert found.program.root == captured.capture_task(made).program.root
+
+
+def unable() -> None:
+    raise ConfigurationError("expected more memory")
+
+
+def logging() -> Task:
+    """Reads the loss's value, which a step without numbers cannot."""
+    return of_layers(plain(), loss=lambda model, x, y: logs(model, x, (y[:, 0] > 0).long()))
+
+
+@pytest.mark.slow
+def test_a_sliced_model_that_reads_values_is_rehearsed_with_numbers(places: Places) -> None:
+    made = logging()
+    assert check.checked(made, exact_step, CPU, Slice.of(made)).check == "slice"
+    assert places == [None, CPU, CPU]
+
+
+def test_a_rehearsal_with_numbers_is_refused_without_memory_for_it(places: Places) -> None:
+    made = logging()
+    with pytest.raises(ConfigurationError, match=r"expected more memory\. Without its numbers, the step fails: "):
+        check.checked(made, exact_step, CPU, Slice.of(made), unable)
+    assert places == [None]
 
 
 def filled(layer: Any) -> Tensor:

@@ -47,7 +47,7 @@ MAX_MANIFEST_BYTES: Final = 4096
 class Bundle:
     """A job before it is signed.
 
-    state, data: tensors by name, on the CPU. Loaded data are mapped from their file.
+    state, data: tensors by name, on the CPU. Loaded data are mapped from their file; a captured state is `Captured`'s.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Bundle:
                 f"{MANIFEST}: expected 1 <= checkpoint interval <= {self.steps}, got {self.checkpoint_interval}"
             )
         self.program.validate()
-        check_spec("initial state", self.state, self.program.state_spec())
+        check_spec("initial state", self.state, self.program.state_spec(), narrow=True)
         check_spec("data", self.data, self.program.data_spec())
 
     @property

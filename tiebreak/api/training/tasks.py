@@ -13,12 +13,13 @@ from tiebreak.api.machine.interpreters import usable_device
 from tiebreak.api.training.reading import CHECKS
 from tiebreak.engine.capture import four_bit
 from tiebreak.engine.capture.captured import Captured, capture_task
-from tiebreak.engine.capture.check import checked
+from tiebreak.engine.capture.check import checked, rounds_to_bf16
+from tiebreak.engine.capture.held import is_held
 from tiebreak.engine.capture.slices import NoSlice, Slice
 from tiebreak.engine.capture.state import MODEL
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.data.tensors import widened
-from tiebreak.engine.run.cost import Cost, cost_of
+from tiebreak.engine.run.cost import cost_of
 from tiebreak.engine.run.loop import exact_step
 from tiebreak.engine.system import memory_bytes
 from tiebreak.protocol.arguments import Expectation, instance, taking
@@ -67,41 +68,48 @@ def _checked(task: Task, chosen: torch.device, part: Slice | None) -> Captured:
 
     def run_step(program: Program, *given: Any) -> Any:
         if given[-1].type == "cpu":
-            _require_memory(task, steps, cost_of(program))
+            _require_memory(task, steps, program)
         return exact_step(program, *given)
 
-    return checked(task, run_step, chosen, part)
+    return checked(task, run_step, chosen, part, lambda: _require_memory(task, task))
 
 
-def _require_memory(task: Task, part: Task, step: Cost | None = None) -> None:
-    """Raises `ConfigurationError` if capture and its check take more memory than this machine has.
-
-    First the whole model's step is rehearsed: copies of its tensors and two sets of gradients. Then the engine takes
-    two steps of `part`, the task itself or a slice of it, and keeps their gradients, the new state of the first and the
-    new weights of the second. Of these, weights and gradients are still there when eager PyTorch has weights, gradients
-    and values in FP64, with the parts of its largest gradient. Last, the state is copied. Without `step`, which the
-    program tells, values and moments are not counted.
-    """
-    whole, tensors = ([*one.model.parameters(), *one.model.buffers()] for one in (task, part))
-    trained = [4 * tensor.numel() for tensor in tensors if tensor.requires_grad]
-    first, gradients = sum(4 * tensor.numel() for tensor in tensors), sum(trained)
-    new = live = gradients if step is None else gradients + max(0, step.state_bytes - first)
-    values = 0
-    if step is not None:
-        live, values = max(new, step.live_bytes), max(0, step.passing_bytes - gradients)
-    wide = 2 * (first + gradients + values + 3 * max(trained, default=0))
-    engine = max(gradients + live, new + 3 * gradients + values)
-    copied = [tensor for tensor in tensors if part is not task or tensor.dtype != torch.float32]
-    check = sum(4 * tensor.numel() for tensor in copied) + max(engine, 3 * gradients + wide)
-    own = sum(tensor.nbytes for tensor in whole)
-    rehearsal = own + 2 * sum(tensor.nbytes for tensor in whole if tensor.requires_grad)
-    needed = PROCESS + own + max(rehearsal, check, sum(4 * tensor.numel() for tensor in whole))
-    if needed > (available := memory_bytes()):
+def _require_memory(task: Task, part: Task, program: Program | None = None) -> None:
+    """Raises `ConfigurationError` if capture and its check take more memory than this machine has."""
+    if (needed := memory_of_capture(task, part, program)) > (available := memory_bytes()):
         raise ConfigurationError(
             f"expected a model whose capture and check fit into the {available / 2**30:.3g} GiB of memory here, got "
             f"one for which they take about {needed / 2**30:.3g} GiB; take smaller batches (`accumulation` adds up "
             'their gradients) or a machine with more memory, or check less (check="slice" or "none")'
         )
+
+
+def memory_of_capture(task: Task, part: Task, program: Program | None = None) -> int:
+    """About the most bytes that this process takes for capture and its check, with the model.
+
+    First the step of `part`, the task itself or a slice of it, is rehearsed: copies of its tensors and two sets of
+    gradients. Then the engine takes two steps of it, and keeps their gradients, the new state of the first and the new
+    weights of the second. Of these, weights and gradients are still there when eager PyTorch has what it does not read
+    from the model itself, gradients and values in FP64 (of a slice in bfloat16, FP32), with the parts of its largest
+    gradient. Last, what steps change is copied. Without `program`, that of `part`, values and moments are not counted.
+    """
+    tensors = [*part.model.parameters(), *part.model.buffers()]
+    trained = [4 * tensor.numel() for tensor in tensors if tensor.requires_grad]
+    gradients, copied = sum(trained), sum(4 * t.numel() for t in tensors if not is_held(t))
+    new = live = gradients
+    values, wide = 0, 2
+    if program is not None:
+        step, entries = cost_of(program), part.initial_state("meta")
+        new += max(0, step.state_bytes - sum(tensor.nbytes for tensor in entries.values()))
+        live, values = max(new, step.live_bytes), max(0, step.passing_bytes - gradients)
+        wide -= part is not task and rounds_to_bf16(program)
+    eager = wide * (copied + gradients + values + 3 * max(trained, default=0))
+    state = sum(4 * t.numel() for t in tensors if t.requires_grad and t.dtype != torch.float32)
+    check = state + max(gradients + live, new + 3 * gradients + values, 3 * gradients + eager)
+    rehearsal = sum(t.nbytes for t in tensors) + 2 * sum(t.nbytes for t in tensors if t.requires_grad)
+    copies = sum(4 * p.numel() for p in task.model.parameters() if p.requires_grad)
+    own = sum(tensor.nbytes for tensor in (*task.model.parameters(), *task.model.buffers()))
+    return PROCESS + own + max(rehearsal, check, copies)
 
 
 def state_names(model: nn.Module) -> dict[str, str]:

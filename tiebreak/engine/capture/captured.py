@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tiebreak.engine.capture.examples import Examples, Rows, Windows
 from tiebreak.engine.capture.rehearsal import rehearse
-from tiebreak.engine.capture.state import MODEL, StateEntries
+from tiebreak.engine.capture.state import MODEL, StateEntries, first_state
 from tiebreak.engine.capture.step import Constants, capture
 from tiebreak.engine.capture.step_run import CPU, same_tensors, untouched
 from tiebreak.engine.capture.task import Task
@@ -37,6 +37,7 @@ from tiebreak.protocol.program.rounding import Policy
 
 __all__ = [
     "Captured", "PhaseResults", "Terms", "capture_in_place", "capture_task", "draft_job", "rehearsed", "sign_job",
+    "with_state",
 ]  # fmt: skip
 
 
@@ -74,7 +75,8 @@ class Captured:
     """A captured task.
 
     program: the step's instructions; its `root` identifies the computation. state: the initial state, by the names of
-    the program. data: everything else that the steps read.
+    the program; what no step changes is the model's own memory, in its dtype if that is bfloat16, so write the state
+    before you change the model. data: everything else that the steps read.
     phases: the results of each phase of a step, of which most have one. traced: the number of the body's instructions
     before the update. check: how the program was compared with eager PyTorch: "full", "none", or "slice"
     (`tiebreak.engine.capture.slices`).
@@ -95,7 +97,12 @@ def capture_task(task: Task) -> Captured:
     step; `tiebreak.engine.capture.check.checked` does.
     """
     with untouched(task.model):
-        return capture_in_place(task)
+        return with_state(task, capture_in_place(task))
+
+
+def with_state(task: Task, captured: Captured, *, copy: bool = True) -> Captured:
+    """What `capture_in_place` returned, with the model's tensors in the state. copy: as in `first_state`."""
+    return replace(captured, state=captured.state | first_state(task, captured.program.frozen, copy=copy))
 
 
 def rehearsed(task: Task, device: torch.device | None = CPU) -> frozenset[str]:
@@ -106,16 +113,14 @@ def rehearsed(task: Task, device: torch.device | None = CPU) -> frozenset[str]:
         return rehearse(task.model, losses, _telling(task), device, scheduled=scheduled)
 
 
-def capture_in_place(
-    task: Task, before: Mapping[str, Tensor] | None = None, assigned: frozenset[str] | None = None
-) -> Captured:
+def capture_in_place(task: Task, assigned: frozenset[str] | None = None) -> Captured:
     """Does what `capture_task` does, but leaves behind what the user's code changes in the model.
 
-    before: the model's tensors in the initial state, which are not copied: large models leave no room for that.
+    The model's entries in the state are on the device `meta` (`with_state`): large models leave no room for copies.
     assigned: what `rehearsed` returned, if the step need not be rehearsed again.
     """
     b = Builder()
-    constants, entries = Constants(b), StateEntries(b, task, task.initial_state() if before is None else before)
+    constants, entries = Constants(b), StateEntries(b, task)
     phases = _phases(task, constants, entries, rehearsed(task) if assigned is None else assigned)
     new, state, loss = entries.finished([phase.loss for phase in phases], phases[0].gradients)
     try:

@@ -20,6 +20,7 @@ All of 16 and 17 runs on one device, since noise and reference are compared with
 than the CPU, for want of memory or because the model's code makes tensors on the CPU, begins again on the CPU.
 """
 
+import gc
 import random
 import sys
 import time
@@ -30,7 +31,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
 from itertools import zip_longest
-from math import sqrt
+from math import prod, sqrt
 from typing import Any, Final
 
 import numpy as np
@@ -40,13 +41,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tiebreak.engine.capture import outcomes
-from tiebreak.engine.capture.captured import Captured, capture_in_place, rehearsed
+from tiebreak.engine.capture.captured import Captured, capture_in_place, rehearsed, with_state
 from tiebreak.engine.capture.draws import GivenDraws
 from tiebreak.engine.capture.examples import NamedLoss, Rows
+from tiebreak.engine.capture.held import LARGE, HeldWeight, InPlace, is_held
 from tiebreak.engine.capture.outcomes import StepOutcome, Tensors, allowance, distance_of, wrong_update
 from tiebreak.engine.capture.reach import ROUNDED, UNROUNDED, put_back, settings
 from tiebreak.engine.capture.slices import NoSlice, Slice
-from tiebreak.engine.capture.state import MODEL, OPTIMIZER, first_state
+from tiebreak.engine.capture.state import MODEL, OPTIMIZER
 from tiebreak.engine.capture.step_run import CPU, LossModule, exchanged, remembered, replaced, untouched
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.capture.user_code import refusal, user_line
@@ -56,7 +58,7 @@ from tiebreak.engine.optimizers.settings import SGD
 from tiebreak.engine.optimizers.translate import TorchOptimizers
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.philox import shuffle
-from tiebreak.protocol.program.isa import MapFunction, Opcode, ShuffleParams
+from tiebreak.protocol.program.isa import Access, Instruction, MapFunction, Opcode, ShuffleParams, Slot, SourceKind
 from tiebreak.protocol.program.program import Program
 
 SUSPECT: Final = 2.0**-14
@@ -77,29 +79,38 @@ _Python = dict[torch.dtype, Callable[[], None]]
 """Functions that put the model's attributes back as a run in this dtype left them, for its next step."""
 _Far = list[tuple[str, float, float]]
 """Name, distance and allowance of results that are too far from a reference."""
-RunStep = Callable[
-    [Program, Tensors, int, Tensors, Callable[[int, Tensor], Tensor], torch.device], tuple[Tensors, float]
-]
+RunStep = Callable[[Program, Tensors, int, Tensors, torch.device], tuple[dict[str, Tensor], float]]
 """Computes a step exactly, from the program, its data, the step's number (from 1) and the state before it, on a device.
 
-It gives each value of the body to the function, and returns the state after the step and its loss, finite or not.
+It returns the state after the step, by the names of the commits, and its loss, finite or not.
 """
 
 
-def checked(task: Task, run_step: RunStep, device: torch.device = CPU, part: Slice | None = None) -> Captured:
+def checked(
+    task: Task, run_step: RunStep, device: torch.device = CPU, part: Slice | None = None,
+    require_memory: Callable[[], None] = lambda: None,
+) -> Captured:  # fmt: skip
     """Captures a task and checks the program, on a device if that succeeds there, else on the CPU.
 
-    part: a slice of the task, of which 16 and 17 are then checked. Raises `ConfigurationError` if the program is not
-    the task's own step, `NoSlice` if it is not the slice's with more layers.
+    part: a slice of the task, of which 16 and 17 are then checked; the whole step is then rehearsed without numbers.
+    require_memory: raises `ConfigurationError` if it cannot be rehearsed with all numbers, should that be necessary.
+    Raises `ConfigurationError` if the program is not the task's own step, `NoSlice` if it is not the slice's with more
+    layers.
     """
-    # Until all is checked, the state is the model itself, and of a task that is only traced it has no values.
-    given = task.initial_state(None if part is None else "meta", copy=False)
-    captured: Captured = _on_either(device, task.model, "the step is rehearsed", partial(_captured_twice, task, given))
-    steps, tested = (task, captured) if part is None else (part.task, _of_slice(task, captured, part, device))
-    run = partial(EagerComparison.refuse_other_steps, EagerComparison(steps, tested, run_step))
-    _on_either(device, steps.model, "the capture is checked", run)
-    del tested, run  # before the state is copied
-    return replace(captured, state=captured.state | first_state(task), check="full" if part is None else "slice")
+    if part is None:
+        rehearsing = partial(_captured_twice, task)
+        captured: Captured = _on_either(device, task.model, "the step is rehearsed", rehearsing)
+        steps, tested = task, captured
+    else:
+        captured = _captured_hollow(task, require_memory)
+        steps, tested = part.task, _of_slice(task, captured, part, device)
+    # Until all is checked, the state is the model itself.
+    comparison = EagerComparison(steps, with_state(steps, tested, copy=False), run_step)
+    if part is not None and rounds_to_bf16(tested.program):
+        comparison.widest = torch.float32
+    _on_either(device, steps.model, "the capture is checked", comparison.refuse_other_steps)
+    del tested, comparison  # before the state is copied
+    return replace(with_state(task, captured), check="full" if part is None else "slice")
 
 
 def _on_either(device: torch.device, model: nn.Module, what: str, run: Callable[[torch.device], Any]) -> Any:
@@ -117,30 +128,58 @@ def _on_either(device: torch.device, model: nn.Module, what: str, run: Callable[
         return run(CPU)
 
 
-def _captured_twice(task: Task, given: Mapping[str, Tensor], device: torch.device) -> Captured:
-    """Rehearses the task, captures it twice, and compares the programs.
+def _captured_twice(task: Task, device: torch.device | None) -> Captured:
+    """Rehearses the task, captures it twice, and compares the programs. device: as in `StepRun`.
 
     For another device, the CPU first runs the step without numbers: the traces read what the model then keeps there.
     """
     with untouched(task.model):
         assigned = rehearsed(task, CPU if device == CPU else None)
-        captured = capture_in_place(task, given, assigned)
-        release()
+        _release(task)
+        captured = capture_in_place(task, assigned)
         with disturbed():
-            _same_programs(captured, capture_in_place(task, given, assigned))
-    if device != CPU:
+            _same_programs(captured, capture_in_place(task, assigned))
+    if device not in (CPU, None):
         rehearsed(task, device)
     return captured
 
 
+def _captured_hollow(task: Task, require_memory: Callable[[], None]) -> Captured:
+    """Rehearses and captures without numbers a task of which a slice is rehearsed with them; if that fails, with."""
+    with torch.enable_grad():
+        try:
+            with untouched(task.model):
+                return _captured_twice(task, None)
+        except Exception as error:
+            failed = error
+        try:
+            require_memory()
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{error}. Without its numbers, the step fails: {failed}") from failed
+        with untouched(task.model):
+            return _captured_twice(task, CPU)
+
+
+def _release(task: Task) -> None:
+    """Frees what a large task's rehearsal or step left behind, of which some holds itself."""
+    if sum(parameter.numel() for parameter in task.model.parameters()) > LARGE:
+        gc.collect()
+    release()
+
+
 def _of_slice(task: Task, captured: Captured, part: Slice, device: torch.device) -> Captured:
-    run = partial(_captured_twice, part.task, part.task.initial_state(copy=False))
     try:
+        run = partial(_captured_twice, part.task)
         found: Captured = _on_either(device, part.task.model, "the slice is rehearsed", run)
     except ConfigurationError as error:
         raise NoSlice(f"expected a model that runs with fewer of its layers, got one that does not: {error}") from error
     part.compare(captured, found, task.model)
     return found
+
+
+def rounds_to_bf16(program: Program) -> bool:
+    """Whether a program rounds to bfloat16."""
+    return any(i.is_bf16_sum or (i.opcode, i.function) == (Opcode.MAP, MapFunction.BF16) for i in program.body)
 
 
 @contextmanager
@@ -152,6 +191,18 @@ def without_tf32() -> Iterator[None]:
         yield
     finally:
         put_back(held, ROUNDED)
+
+
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    """Lets torch.autocast do nothing, as it does for FP64."""
+    before = torch.autocast.__enter__, torch.autocast.__exit__
+    kind: Any = torch.autocast
+    kind.__enter__, kind.__exit__ = (lambda context: context), (lambda *_: None)
+    try:
+        yield
+    finally:
+        kind.__enter__, kind.__exit__ = before
 
 
 @contextmanager
@@ -191,6 +242,11 @@ class EagerComparison:
     captured: Captured
     run_step: RunStep
     device: torch.device = CPU
+    widest: torch.dtype = torch.float64
+    """The dtype of runs "in FP64". A slice's that rounds to bfloat16 is FP32, whose own roundings are nothing to that:
+    the logits of a large vocabulary, in FP64, take more memory than the model."""
+    holds: bool = True
+    """Whether eager PyTorch gets large frozen weights as `HeldWeight`, until a model's code cannot bear that."""
 
     def refuse_other_steps(self, device: torch.device) -> None:
         """Compares steps 1 and 2, and frees what is not needed any more: its memory bounds the size of a model."""
@@ -243,9 +299,7 @@ class EagerComparison:
         if not found and is_suspect:
             # A model may do another thing in FP64, which would pass for noise: it must agree with FP32 as well.
             dtype, reference, wide = torch.float32, narrow, None
-            body = self.captured.program.body
-            is_bf16 = any(i.is_bf16_sum or (i.opcode, i.function) == (Opcode.MAP, MapFunction.BF16) for i in body)
-            found = departing({}, moved, COARSE if is_bf16 else 1.0)
+            found = departing({}, moved, COARSE if rounds_to_bf16(self.captured.program) else 1.0)
         if found:
             del wide, narrow, reference
             raise ConfigurationError(self._departure(ours, found, dtype, before))
@@ -272,26 +326,25 @@ class EagerComparison:
 
     def engine(self, step: int, state: Tensors, *, final: bool = False) -> list[StepOutcome]:
         """The outcome of each phase of a step. final: no step follows, so optimizers' new state is not kept."""
-        release()
-        values, program = dict[int, Tensor](), self.captured.program
+        _release(self.task)
+        program = self.captured.program
         *earlier, last = phases = self.captured.phases
         drawn = {value for phase in phases for value in phase.draws if value is not None}
         read = [r for p in phases for r in (p.loss, *p.gradients.values(), *p.written.values())]
         wanted = drawn | {r.value for r in (*read, *(r for p in earlier for r in p.after.values())) if r is not None}
-        if final:
-            kept = (c for c in program.commits if not getattr(c.params, "name", "").startswith(OPTIMIZER))
-            program = replace(program, commits=tuple(kept))
-
-        def observe(leaf: int, tensor: Tensor) -> Tensor:
-            if leaf in wanted:
-                values[leaf] = tensor.clone() if leaf in drawn else tensor
-            return tensor
+        kept = (c for c in program.commits if not final or not _entry(c).startswith(OPTIMIZER))
+        inputs = {n: _entry(program.body[n]) for n in wanted & {*program.sources(SourceKind.STATE)}}
+        more = [_commit(program, number) for number in wanted - inputs.keys()]  # so that the step gives them, too
+        looked_at, data = replace(program, commits=(*kept, *more)), {**self.captured.data, **self.task.late}
+        after, _ = self.run_step(looked_at, data, step, state, self.device)
+        values = {n: state[name] for n, name in inputs.items()}
+        values |= {commit.operands[0].value: after.pop(_entry(commit)) for commit in more}
+        after |= {name: state[name] for name in program.frozen}  # no copies on another device
+        _release(self.task)
 
         def tensors(refs: Mapping[str, Ref | None]) -> dict[str, Tensor]:
             return {name: _read(values[ref.value], ref) for name, ref in refs.items() if ref is not None}
 
-        after, _ = self.run_step(program, {**self.captured.data, **self.task.late}, step, state, observe, self.device)
-        after = {**after, **{name: state[name] for name in program.frozen}}  # no copies on another device
         found, model = list[StepOutcome](), self.task.model
         frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
         for place, phase in enumerate(phases):
@@ -335,17 +388,23 @@ class EagerComparison:
         python: puts back what the model's attributes held after the step before; here, those after this step are kept.
         seed: moves every weight, and the data, by one rounding. outputs: gets the outputs of all modules.
         """
-        release()
+        _release(self.task)
         model, default, held = self.task.model, torch.get_default_dtype(), {} if python is None else python
-        torch.set_default_dtype(dtype)
+        narrow = nullcontext() if self._dtype(dtype) == dtype else without_autocast()
+        torch.set_default_dtype(self._dtype(dtype))
         try:
-            with untouched(model), sdpa_kernel(SDPBackend.MATH), torch.compiler.set_stance("force_eager"):
+            with untouched(model), sdpa_kernel(SDPBackend.MATH), torch.compiler.set_stance("force_eager"), narrow:
                 held.get(dtype, lambda: None)()
                 found = self._eager_step(ours, dtype, seed, outputs)
                 held[dtype] = remembered(model)
         except ConfigurationError:
             raise
         except Exception as error:
+            if self.holds:
+                self.holds = False
+                again = self.eager(ours, dtype, python=python, seed=seed, outputs=outputs)
+                self.holds = again is None  # it was not for that
+                return again
             if dtype == torch.float64 and self.device == CPU:
                 return None
             raise refusal(error, model, "step 1 or 2 fails in plain PyTorch", "mend it first") from error
@@ -353,24 +412,30 @@ class EagerComparison:
             torch.set_default_dtype(default)
         return found
 
+    def _dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return self.widest if dtype == torch.float64 else dtype
+
     def _eager_step(
         self, ours: StepOutcome, dtype: torch.dtype, seed: int | None, outputs: Outputs | None
     ) -> StepOutcome:
         task, device = self.task.phases[ours.phase], self.device
         parameters, losses = dict(task.model.named_parameters()), list[Any]()
         batches, divisor = self._batches(ours.step - 1)
-        kept = outcomes.dtypes_of(task, dtype)
+        kept, computed = outcomes.dtypes_of(task, dtype), self._dtype(dtype)
+        fixed = {n for n, p in parameters.items() if self.holds and n not in ours.buffers and is_held(p)}
         own = {
-            MODEL + n: _moved(ours.before[MODEL + n].to(device), kept.get(n, dtype), seed)
+            MODEL + n: (HeldWeight if n in fixed and seed is None else partial(_moved, seed=seed))(
+                ours.before[MODEL + n].to(device), kept.get(n, computed)
+            )
             for n in (*parameters, *dict(task.model.named_buffers()))
         }
         for name, parameter in parameters.items():
             own[MODEL + name] = nn.Parameter(own[MODEL + name], parameter.requires_grad)
-        cast = [[_moved(t.to(device), dtype, seed) for t in batch] for batch in batches]  # before draws are watched
+        cast = [[_moved(t.to(device), computed, seed) for t in batch] for batch in batches]  # before draws are watched
         step = LossModule(task.model, partial(_by_name, task))
         default = nullcontext() if device == CPU else device
         watching: Any = nullcontext([]) if outputs is None else _outputs(task.model, outputs)
-        with default, GivenDraws(ours.drawn) as draws, watching as collected:
+        with default, InPlace(), GivenDraws(ours.drawn) as draws, watching as collected:
             for batch in cast:
                 collected.clear()
                 with exchanged(step, own):
@@ -386,8 +451,10 @@ class EagerComparison:
         held = {n for n, p in parameters.items() if not isinstance(o, TorchOptimizers) or o.holds(p)}
         read = [n for n, p in parameters.items() if p.requires_grad and (n in ours.gradients or n in held)]
         gradients = {n: g for n in read if (g := own[MODEL + n].grad) is not None}
-        weights = {n: (own[MODEL + n], ours.before[MODEL + n]) for n in parameters}
-        written = [n for n, pair in weights.items() if n in ours.buffers or (seed is None and distance_of(*pair) > 0)]
+        weights = {n: (own[MODEL + n], ours.before[MODEL + n]) for n in parameters.keys() - fixed}
+        written = [
+            n for n, pair in sorted(weights.items()) if n in ours.buffers or (seed is None and distance_of(*pair) > 0)
+        ]
         read_later = [name for name, _ in task.model.named_buffers() if name in ours.buffers]
         buffers = {name: own[MODEL + name] for name in (*read_later, *written)}
         return StepOutcome(torch.stack(losses).sum().detach(), gradients, buffers)
@@ -421,7 +488,7 @@ class EagerComparison:
 
         probed = replace(task, model=model, loss=loss, optimizer=SGD(lr=1.0), clip=None, average=None)
         try:
-            again = capture_in_place(probed)
+            again = with_state(probed, capture_in_place(probed), copy=False)
             buffers = replace(self, task=probed, captured=again).engine(1, again.state)[0].buffers
         except ConfigurationError as error:
             return f"the module cannot be told ({error})"
@@ -481,6 +548,20 @@ def _departing(ours: StepOutcome, reference: StepOutcome, noise: Mapping[str, fl
             found.append((name, distance, allowed))
     extra = ((name, distance_of(t, torch.zeros_like(t))) for name, t in mine.items() if name not in results)
     return found + [(name, distance, 0.0) for name, distance in extra if distance > 0]
+
+
+def _entry(leaf: Instruction) -> str:
+    """The name of the state entry that an instruction reads or commits."""
+    assert isinstance(leaf.params, Slot)
+    return leaf.params.name
+
+
+def _commit(program: Program, number: int) -> Instruction:
+    """An instruction that commits a value of the body under its number."""
+    value = program.body[number]
+    strides = tuple(prod(value.shape[d + 1 :]) for d in range(len(value.shape)))
+    access, slot = Access(number, 0, strides), Slot(slot=number, name=f"value {number}")
+    return Instruction(opcode=Opcode.COMMIT, dtype=value.dtype, shape=value.shape, operands=(access,), params=slot)
 
 
 def _read(value: Tensor, ref: Ref) -> Tensor:

@@ -1,6 +1,6 @@
 """A job's state by entry, and the way of a weight: out of the model, through the program, and back into a model.
 
-1. `Task.initial_state` copies the model's parameters and buffers, by name; narrow dtypes become wider ones.
+1. `Task.initial_state` has the model's parameters and buffers, by name; narrow dtypes become wider ones.
 2. `StateEntries.before` has what each of them is before the step in the program: the state entry `model.NAME`.
 3. A phase of the step is traced on what `now` holds, and its update replaces that; where PyTorch holds bfloat16, new
    values are rounded to it (`rounded`).
@@ -8,7 +8,7 @@
 5. `load_state` puts the entries of a state back into a model.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import reduce
 from typing import Final
 
@@ -32,21 +32,26 @@ NORM: Final = "telemetry.norm"
 """The state entry with the last step's norm of all gradients, f32 of rank 0, for tasks that ask for it."""
 
 
-def first_state(task: Task) -> dict[str, Tensor]:
-    """The entries of the initial state that are copies of the model's tensors."""
-    state = {MODEL + name: tensor for name, tensor in task.initial_state().items()}
+def first_state(task: Task, frozen: Collection[str], *, copy: bool = True) -> dict[str, Tensor]:
+    """The entries of the initial state that are the model's tensors.
+
+    frozen: those that no step changes; they share the model's memory, in its dtype if that is bfloat16. copy: whether
+    the others have memory of their own in any case.
+    """
+    shared = {entry.removeprefix(MODEL) for entry in frozen}
+    state = {MODEL + name: tensor for name, tensor in task.initial_state(copy=copy, shared=shared).items()}
     trained = [name for name, p in task.model.named_parameters() if p.requires_grad and task.average is not None]
     return state | {AVERAGE + name: state[MODEL + name].clone() for name in trained}
 
 
 class StateEntries:
-    """The entries of a state while a step is emitted. initial: the model's tensors by name, which are not copied."""
+    """The entries of a state while a step is emitted; those of the model have no numbers (`first_state`)."""
 
-    def __init__(self, b: Builder, task: Task, initial: Mapping[str, Tensor]) -> None:
-        self._b, self._task, self._model, self._bf16 = b, task, initial, task.bf16()
+    def __init__(self, b: Builder, task: Task) -> None:
+        self._b, self._task, self._model, self._bf16 = b, task, task.initial_state("meta"), task.bf16()
         self.before = {
             name: b.state(MODEL + name, PROTOCOL_DTYPES[t.dtype], tuple(t.shape), bf16=name in self._bf16)
-            for name, t in initial.items()
+            for name, t in self._model.items()
         }
         self.now = self.before.copy()
         """The parameters and buffers after the phases so far."""

@@ -5,7 +5,7 @@ receive the program captured from it, and its initial state and data as bytes.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any, Final
@@ -269,7 +269,8 @@ class Task:
             held = "keep it as a plain attribute, or as its `torch.view_as_real`"
             advice = held if tensor.is_complex() else "convert it"
             require(tensor.dtype in allowed, f"{name} to be one of {allowed} ({advice})", tensor.dtype)
-            finite = not tensor.dtype.is_floating_point or bool(torch.isfinite(tensor).all())
+            parts = torch.split(tensor.detach().reshape(-1), 1 << 20) if tensor.dtype.is_floating_point else ()
+            finite = all(bool(torch.isfinite(part).all()) for part in parts)
             advice = "call the model once on a batch if an observer or a cache is still empty"
             require(finite, f"only finite numbers in {name} ({advice})", "others")
         names = [name for name, _ in self.model.named_parameters()]
@@ -294,14 +295,22 @@ class Task:
             torch.float32
         )
 
-    def initial_state(self, device: str | None = None, *, copy: bool = True) -> dict[str, Tensor]:
+    def initial_state(
+        self, device: str | None = None, *, copy: bool = True, shared: Collection[str] = ()
+    ) -> dict[str, Tensor]:
         """Copies of the parameters and buffers by name; tied ones appear once, under their first name.
 
-        Those of bfloat16 are float32 here, and narrow integers int64, as in the program.
+        Those of bfloat16 are float32 here, and narrow integers int64, as in the program. shared: the names of those
+        that are the model's own memory, in bfloat16 too.
         """
-        wide = {torch.bfloat16: torch.float32, **dict.fromkeys(NARROW, torch.int64)}
-        tensors = ((name, t.detach().to(device=device)) for name, t in self._tensors())
-        return {name: t.to(wide.get(t.dtype, t.dtype), copy=copy) for name, t in tensors}
+        ints = dict.fromkeys(NARROW, torch.int64)
+        found = dict[str, Tensor]()
+        for name, tensor in self._tensors():
+            is_own = name in shared
+            wide = ints if is_own else {torch.bfloat16: torch.float32, **ints}
+            held = tensor.detach().to(device=device)
+            found[name] = held.to(wide.get(held.dtype, held.dtype), copy=copy and not is_own)
+        return found
 
     def bf16(self) -> frozenset[str]:
         """The names of the parameters and buffers that the model holds in bfloat16."""

@@ -106,9 +106,10 @@ def identities(tensors: Mapping[str, Tensor], *, compiled: bool = True) -> dict[
     return {name: ids[name] for name in tensors}
 
 
-def check_spec(what: str, tensors: Mapping[str, Tensor], spec: Spec) -> None:
+def check_spec(what: str, tensors: Mapping[str, Tensor], spec: Spec, *, narrow: bool = False) -> None:
     """Raises `EncodingError` unless names, dtypes and shapes are those of `spec`, and bools are 0 or 1.
 
+    narrow: whether f32 tensors may be held in bfloat16.
     Torch loads any byte as a bool, but no proof may open a value other than 0 or 1 (SPEC section 9).
     """
     if sorted(tensors) != sorted(spec):
@@ -116,7 +117,8 @@ def check_spec(what: str, tensors: Mapping[str, Tensor], spec: Spec) -> None:
         raise EncodingError(f"{what}: expected {len(spec)} entries; missing {missing[:3]}, unexpected {extra[:3]}")
     for name, (dtype, shape) in spec.items():
         tensor = tensors[name]
-        if tensor.dtype != TORCH_DTYPES[dtype] or tuple(tensor.shape) != shape:
+        held = torch.float32 if narrow and tensor.dtype == torch.bfloat16 else tensor.dtype
+        if held != TORCH_DTYPES[dtype] or tuple(tensor.shape) != shape:
             raise EncodingError(
                 f"{what}, {name}: expected {dtype.name} {shape}, got {tensor.dtype} {tuple(tensor.shape)}"
             )

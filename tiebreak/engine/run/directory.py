@@ -383,7 +383,7 @@ def lay_out(
 ) -> None:  # fmt: skip
     """Writes all files of a new run but its signed job, after checking that they are the job's. more: further files."""
     job.check_program(program)
-    arrays.check_spec("state", state, program.state_spec())
+    arrays.check_spec("state", state, program.state_spec(), narrow=True)
     arrays.check_spec("data", data, program.data_spec())
     check_root("initial state", job.initial_state_root, state_tree(arrays.identities(state)).root)
     check_root("data", job.data_root, data_tree(arrays.data_identities(data, cache=arrays.FactsCache())).root)

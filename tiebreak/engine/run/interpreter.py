@@ -187,8 +187,9 @@ class Interpreter:
         return self.arithmetic.backend.join(units, body) if joins else [(units, None)]
 
     def to_device(self, tensors: Mapping[str, Tensor]) -> State:
-        """The tensors on this interpreter's device, contiguous."""
-        return {name: tensor.to(self.arithmetic.device).contiguous() for name, tensor in tensors.items()}
+        """The tensors on this interpreter's device, contiguous, and as f32 unless it takes bfloat16."""
+        held = tensors if self.narrow else {name: widened(tensor) for name, tensor in tensors.items()}
+        return {name: tensor.to(self.arithmetic.device).contiguous() for name, tensor in held.items()}
 
     @property
     def narrow(self) -> bool:

@@ -58,7 +58,6 @@ def exact_step(
     data: Mapping[str, Tensor],
     number: int,
     state: Mapping[str, Tensor],
-    observe: Observer,
     device: torch.device,
 ) -> tuple[State, float]:
     """The state after one step on a device, and its loss, both even if not finite.
@@ -68,5 +67,5 @@ def exact_step(
     require_memory(program, free_memory(device))
     interpreter = Interpreter(program, Arithmetic(device))
     held, placed = interpreter.to_device(state), interpreter.place_data(data)
-    result = interpreter.step(number, held, placed, observe, check_finite=False)
+    result = interpreter.step(number, held, placed, check_finite=False)
     return result.state, result.loss
