@@ -1,6 +1,5 @@
 """The models of real sizes trained on a GPU: GPT-2 124M, ResNet-50, Llamas of 60M and 1B. Dropout as they come."""
 
-from contextlib import ExitStack
 from importlib import import_module
 from typing import Any, Final
 
@@ -10,7 +9,6 @@ import transformers
 from torch import Tensor, nn
 
 from tiebreak import SGD, AdamW, Batch, Rows, Task, Windows
-from tiebreak.engine.capture import four_bit
 
 REAL: Final = ("gpt2-124m", "resnet-50", "llama-60m")
 BF16: Final = ("gpt2-124m-bf16", "llama-1b-lora", "llama-1b-lora-all")
@@ -18,8 +16,6 @@ FOUR_BIT: Final = ("llama-1b-4bit",)
 """Models in 4 bits, which need bitsandbytes."""
 SMALL: Final = ("gpt2-small", "gpt2-small-bf16", "resnet-small", "llama-small-lora", "llama-small-lora-all")
 """Small models, to try on a CPU what is meant for a GPU: they take seconds, and nobody uses them otherwise."""
-_AS_STATE: Final = ExitStack()
-"""What makes 4-bit weights state, as long as this process runs."""
 
 
 def next_token(model: nn.Module, window_BT: Tensor) -> Tensor:
@@ -95,8 +91,6 @@ def _with_lora(
         for name in [n for n, m in part.named_children() if isinstance(m, nn.Linear)]:
             if everywhere or name in ("q_proj", "v_proj"):
                 setattr(part, name, LoRA(getattr(part, name), rank, in_four_bit=in_four_bit))
-    if in_four_bit:
-        _AS_STATE.enter_context(four_bit.as_state(model))
     return model
 
 

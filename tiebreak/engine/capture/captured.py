@@ -101,7 +101,7 @@ def capture_task(task: Task) -> Captured:
 
 
 def with_state(task: Task, captured: Captured, *, copy: bool = True) -> Captured:
-    """What `capture_in_place` returned, with the model's tensors in the state. copy: as in `first_state`."""
+    """Puts the model's tensors into the state of what `capture_in_place` returned. copy: as in `first_state`."""
     return replace(captured, state=captured.state | first_state(task, captured.program.frozen, copy=copy))
 
 

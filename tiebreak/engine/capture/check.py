@@ -145,7 +145,7 @@ def _captured_twice(task: Task, device: torch.device | None) -> Captured:
 
 
 def _captured_hollow(task: Task, require_memory: Callable[[], None]) -> Captured:
-    """Rehearses and captures without numbers a task of which a slice is rehearsed with them; if that fails, with."""
+    """Rehearses and captures a task without numbers, since its slice is rehearsed with them; if that fails, with."""
     with torch.enable_grad():
         try:
             with untouched(task.model):
@@ -161,7 +161,7 @@ def _captured_hollow(task: Task, require_memory: Callable[[], None]) -> Captured
 
 
 def _release(task: Task) -> None:
-    """Frees what a large task's rehearsal or step left behind, of which some holds itself."""
+    """Frees memory that a large task's rehearsal or step left behind; some objects there hold themselves."""
     if sum(parameter.numel() for parameter in task.model.parameters()) > LARGE:
         gc.collect()
     release()

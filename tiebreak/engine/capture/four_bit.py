@@ -47,7 +47,7 @@ def layers(model: nn.Module) -> dict[str, Any]:
 
 
 def loadable(names: Mapping[str, str]) -> dict[str, str]:
-    """What `load_state_dict` takes, of names by key: it refuses what bitsandbytes has saved of 4-bit weights."""
+    """Leaves out, of names by key, what `load_state_dict` refuses: all that bitsandbytes saves of 4-bit weights."""
     codes = tuple(key.removesuffix(".quant_map") for key in names if key.endswith(MAP))
     return {key: name for key, name in names.items() if not key.startswith(codes)}
 

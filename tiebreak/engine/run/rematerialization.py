@@ -32,10 +32,10 @@ SHARE: Final = 512
 """Values of less than 1/SHARE of the most memory are left as they are."""
 WORK: Final = 64
 FEW: Final = 4
-"""What is held for longer has at least this many times fewer bytes than the value that is dropped for it."""
+"""Values that are held for longer have at least this many times fewer bytes than the one that is dropped for them."""
 ROUNDS: Final = 16
 BUDGET: Final = 16
-"""What is computed again takes at most 1/BUDGET of a step's time."""
+"""Values computed again take at most 1/BUDGET of a step's time."""
 _ELEMENTWISE, _TRANSCENDENTAL = 4, 32
 """The number of multiplications of a product that take as long as one function of an element."""
 _Gap = tuple[int, int]

@@ -109,7 +109,7 @@ class Moves:
 
 
 def _row(i: Instruction, size: int) -> int:
-    """How many elements of `size` bytes a gather can move as one of at most 8 bytes."""
+    """The number of elements of `size` bytes that a gather can move as one of at most 8 bytes."""
     assert isinstance(i.params, isa.GatherParams)
     (table, index), row = i.operands, i.shape[-1] if i.shape else 1
     steps = (*table.strides[:-1], table.offset, i.params.index_stride)
