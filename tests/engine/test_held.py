@@ -12,7 +12,7 @@ from tests.engine.test_slices import plain, task
 from tests.parts import slow_except
 from tiebreak.api.training import tasks
 from tiebreak.engine.capture import check, held
-from tiebreak.engine.capture.held import HeldWeight
+from tiebreak.engine.capture.held import LARGE, HeldWeight, InPlace
 from tiebreak.engine.lowering import RULES
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -138,3 +138,26 @@ def test_autocast_counts_in_fp32_runs_alone() -> None:
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
     with torch.autocast("cpu", torch.bfloat16):
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_gradients_of_many_logits_are_those_of_pytorch_in_less_memory(*, twice: bool) -> None:
+    """Also where a gradient is differentiated once more, which reads what would be overwritten."""
+    logits, labels = torch.randn(32, 2 * LARGE // 32), torch.arange(32)
+
+    def gradient() -> tuple[Tensor, bool]:
+        given = logits.clone().requires_grad_()
+        places = list[int]()
+        logarithms = F.log_softmax(given, -1)
+        logarithms.register_hook(lambda found: places.append(found.data_ptr()))
+        (found,) = torch.autograd.grad(F.nll_loss(logarithms, labels), given, create_graph=twice)
+        is_reused = found.data_ptr() == places[0]
+        if twice:
+            (found,) = torch.autograd.grad(found.square().sum(), given)
+        return found, is_reused
+
+    wanted, _ = gradient()
+    with InPlace():
+        found, is_reused = gradient()
+    assert is_reused is not twice
+    assert torch.equal(found, wanted)

@@ -3,6 +3,7 @@
 import sys
 import warnings
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any, Final
 
 import torch
@@ -13,7 +14,7 @@ from tiebreak.api.machine.interpreters import usable_device
 from tiebreak.api.training.reading import CHECKS
 from tiebreak.engine.capture import four_bit
 from tiebreak.engine.capture.captured import Captured, capture_task
-from tiebreak.engine.capture.check import checked, rounds_to_bf16
+from tiebreak.engine.capture.check import checked, free_leftovers, rounds_to_bf16
 from tiebreak.engine.capture.held import is_held
 from tiebreak.engine.capture.slices import NoSlice, Slice
 from tiebreak.engine.capture.state import MODEL
@@ -51,7 +52,8 @@ def capture(task: Task, *, check: str = "full", device: str = "cpu") -> Captured
     Raises `ConfigurationError` if the program is not the model, if there is none (it then lists every operator that has
     no exact form), or, before anything is computed, if this machine has too little memory for the check.
     """
-    with four_bit.as_state(task.model):
+    with four_bit.as_state(task.model), ExitStack() as after:
+        after.callback(free_leftovers, task)
         if check == "none":
             return capture_task(task)
         try:

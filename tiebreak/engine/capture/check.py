@@ -135,7 +135,7 @@ def _captured_twice(task: Task, device: torch.device | None) -> Captured:
     """
     with untouched(task.model):
         assigned = rehearsed(task, CPU if device == CPU else None)
-        _release(task)
+        free_leftovers(task)
         captured = capture_in_place(task, assigned)
         with disturbed():
             _same_programs(captured, capture_in_place(task, assigned))
@@ -160,7 +160,7 @@ def _captured_hollow(task: Task, require_memory: Callable[[], None]) -> Captured
             return _captured_twice(task, CPU)
 
 
-def _release(task: Task) -> None:
+def free_leftovers(task: Task) -> None:
     """Frees memory that a large task's rehearsal or step left behind; some objects there hold themselves."""
     if sum(parameter.numel() for parameter in task.model.parameters()) > LARGE:
         gc.collect()
@@ -326,7 +326,7 @@ class EagerComparison:
 
     def engine(self, step: int, state: Tensors, *, final: bool = False) -> list[StepOutcome]:
         """The outcome of each phase of a step. final: no step follows, so optimizers' new state is not kept."""
-        _release(self.task)
+        free_leftovers(self.task)
         program = self.captured.program
         *earlier, last = phases = self.captured.phases
         drawn = {value for phase in phases for value in phase.draws if value is not None}
@@ -340,7 +340,7 @@ class EagerComparison:
         values = {n: state[name] for n, name in inputs.items()}
         values |= {commit.operands[0].value: after.pop(_entry(commit)) for commit in more}
         after |= {name: state[name] for name in program.frozen}  # no copies on another device
-        _release(self.task)
+        free_leftovers(self.task)
 
         def tensors(refs: Mapping[str, Ref | None]) -> dict[str, Tensor]:
             return {name: _read(values[ref.value], ref) for name, ref in refs.items() if ref is not None}
@@ -388,7 +388,7 @@ class EagerComparison:
         python: puts back what the model's attributes held after the step before; here, those after this step are kept.
         seed: moves every weight, and the data, by one rounding. outputs: gets the outputs of all modules.
         """
-        _release(self.task)
+        free_leftovers(self.task)
         model, default, held = self.task.model, torch.get_default_dtype(), {} if python is None else python
         narrow = nullcontext() if self._dtype(dtype) == dtype else without_autocast()
         torch.set_default_dtype(self._dtype(dtype))

@@ -67,7 +67,10 @@ class HeldWeight(Tensor):
 
 
 class InPlace(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Lets the gradient of logits take the memory of that of their logarithms, which only a cross entropy has made."""
+    """Lets the gradient of many logits take the memory of that of their logarithms, which a cross entropy has made.
+
+    Unless that gradient is to be differentiated, too, which reads it once more.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -77,7 +80,7 @@ class InPlace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _ATEN._log_softmax_backward_data.default and self._made and args[0] is self._made():
             return _ATEN._log_softmax_backward_data.out(*args, **(kwargs or {}), out=args[0])
         found = func(*args, **(kwargs or {}))
-        if func is _ATEN.nll_loss_backward.default:
+        if func is _ATEN.nll_loss_backward.default and found.numel() >= LARGE and not torch.is_grad_enabled():
             self._made = weakref.ref(found)
         return found
 
