@@ -104,7 +104,7 @@ def gpt2(layers: int, tokens: int, **sizes: int) -> Program:
     with torch.random.fork_rng(devices=[]):
         model = real_models._gpt2(n_layer=layers, **sizes)
         task = real_models._text("gpt2", model, model.config.vocab_size, 8, tokens, steps=1)
-    return capture_in_place(task, None, frozenset()).program
+    return capture_in_place(task, frozenset()).program
 
 
 def test_counted_bytes_of_a_small_step_equal_a_count_by_hand() -> None:
