@@ -97,15 +97,14 @@ def measured_on(data: Path, length: int, batch: int) -> dict[str, Any]:
 
 def quantization(model: Path) -> str:
     """The method by which a model in a folder is quantized, as its configuration says; empty if it is not."""
-    found = _configuration(model).get("quantization_config")
+    found = _configuration(model).get("quantization_config") if (model / "config.json").is_file() else None
     return str(found.get("quant_method", BITSANDBYTES)) if isinstance(found, dict) else ""
 
 
 def positions(model: Path) -> int:
     """The number of tokens that a model has positions for, longer by what its configuration stretches; 0: no limit."""
-    with suppress(ValueError, TypeError, AttributeError):
-        config = _configuration(model)
-        config = config.get("text_config") or config
+    with suppress(ValueError, TypeError, AttributeError, OverflowError):
+        config = (whole := _configuration(model)).get("text_config") or whole
         scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
         count = config.get("max_position_embeddings") or config.get("n_positions") or 0
         return int(count * (scaling.get("factor") or 1))
@@ -113,7 +112,7 @@ def positions(model: Path) -> int:
 
 
 def _configuration(model: Path) -> dict[str, Any]:
-    with own_file(), suppress(ValueError):  # transformers says what is wrong with it
+    with own_file(), suppress(ValueError, RecursionError):  # transformers says what is wrong with it
         found = json.loads(read_file(model / "config.json", MAX_FILE_BYTES))
         return found if isinstance(found, dict) else {}
     return {}

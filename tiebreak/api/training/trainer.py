@@ -99,8 +99,8 @@ class Trainer:
         self.program_root = captured.program.root.hex()
         """The root of the step's instructions, in hex: it identifies the computation."""
         self._interpreter = make_interpreter(captured.program, machine)
-        own = {name: tensor.clone() for name, tensor in captured.state.items()}  # the model may change meanwhile
-        self._state: State = self._interpreter.to_device(own)
+        shared = {name: captured.state[name].clone() for name in captured.program.frozen}  # the model may change
+        self._state: State = self._interpreter.to_device(captured.state | shared)
         self._data = self._interpreter.place_data(captured.data)
 
     def __repr__(self) -> str:

@@ -148,7 +148,8 @@ class Interpreter:
         chains, reuses = arithmetic.chains, -1
         if planned is None:
             again, prologues = (False, False) if chains is None else (chains.repeats, chains.prologues)
-            planned, reuses = schedule.plan(program, self._chained, again=again, prologues=prologues), 0
+            planned = schedule.plan(program, self._chained, again=again, prologues=prologues)
+            reuses = 0 if again else -1
             if not again and arithmetic.options.logging is None:  # a logged sum is settled once
                 planned, reuses = rematerialized(program, planned), REUSED
         self.planned = planned
