@@ -27,7 +27,15 @@ from tiebreak.api.signing.keys import new_key
 from tiebreak.api.training import finetuning, templates
 from tiebreak.api.training.finetuning import FineTuning, finetune, windows
 from tiebreak.api.training.rows import Example, read
-from tiebreak.api.training.settings import TUNING, evaluations, positions, quantization, remember
+from tiebreak.api.training.settings import (
+    LOSSES,
+    TUNING,
+    check_unchanged,
+    evaluations,
+    positions,
+    quantization,
+    remember,
+)
 from tiebreak.cli.key import PASSPHRASE_VARIABLE
 
 PLAIN = (
@@ -476,8 +484,15 @@ def test_names_of_others_are_data_in_a_card() -> None:
     assert finetuning._prose("]]><script>\n# `a`") == r"\]\]\>\<script\> \# \`a\`"
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, "[1]", '{"n_positions": 8, "rope_scaling": {"factor": Infinity}}'])
+@pytest.mark.parametrize("text", ["[" * 100_000, "[1]", '{"n_positions": 8, "rope_scaling": {"factor": 1e999}}'])
 def test_a_models_configuration_may_be_anything(tmp_path: Path, text: str) -> None:
     assert quantization(tmp_path) == ""  # of a tokenizer alone
-    (tmp_path / "config.json").write_text(text)
-    assert (positions(tmp_path), quantization(tmp_path)) == (0, "")
+    for name in ("config.json", TUNING, LOSSES):
+        (tmp_path / name).write_text(text)
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(100_000)  # as py_ecc does for whoever imports it, and Python's parser trusts it
+    try:
+        assert (positions(tmp_path), quantization(tmp_path), evaluations(tmp_path)) == (0, "", {})
+        check_unchanged(tmp_path / TUNING, {"lora": 16})
+    finally:
+        sys.setrecursionlimit(before)

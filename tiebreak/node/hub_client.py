@@ -8,7 +8,6 @@ raise, the hub is "away"; and no byte prolongs a request, since a timer cuts the
 
 import base64
 import contextlib
-import json
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from tiebreak.protocol.errors import CannotCheck, ConfigurationError, StateError
 from tiebreak.protocol.hashing import DIGEST_BYTES
 from tiebreak.protocol.packing import Fields, unpack
 from tiebreak.protocol.parties.posts import Body, Post, PostKind, Received, ReceivedPost, SignedPost
-from tiebreak.protocol.strict_json import JsonObject
+from tiebreak.protocol.strict_json import JsonObject, parse_json
 from tiebreak.protocol.tags import Digest
 
 MAX_ANSWER_BYTES: Final = 16 << 20
@@ -418,12 +417,12 @@ def _parts_of(url: str) -> SplitResult:
 def _event(data: bytes) -> bytes:
     """The packed post in the data of an event."""
     try:
-        return base64.b64decode(json.loads(data)["post"], validate=True)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        return base64.b64decode(parse_json(data, 1)["post"], validate=True)
+    except (ValueError, KeyError, TypeError) as error:
         raise VerificationError(f"expected an event with a post, got {data[:80]!r}") from error
 
 
 def _reason(data: bytes) -> str:
-    with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
-        return str(json.loads(data)["error"])[:500]
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        return str(parse_json(data, 1)["error"])[:500]
     return data[:200].decode("utf-8", "replace")

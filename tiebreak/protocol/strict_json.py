@@ -10,8 +10,8 @@ from tiebreak.protocol.errors import EncodingError, check_version
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 """A string, or one that does not end: else each quote in that would be looked at as the beginning of another."""
 _NO_BRACKET: Final = re.compile(rb"[^\[\]{}]+")
-
-
+MAX_NESTING: Final = 200
+"""The most brackets inside each other in a file of another program, such as a model's configuration."""
 _MAX_SHOWN: Final = 200
 
 

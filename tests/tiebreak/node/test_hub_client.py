@@ -138,7 +138,8 @@ class Waited(threading.Event):
 
 
 def test_hub_refusals_are_reported_and_a_stop_ends_retries() -> None:
-    for body in (b'{"error": "no"}', b'{"error": "\\u001b[2J\\u202eno"}', b"\x1b]0;no\x07"):
+    nested = b'["no",' + b"[" * 100_000
+    for body in (b'{"error": "no"}', b'{"error": "\\u001b[2J\\u202eno"}', b"\x1b]0;no\x07", nested):
         with liar(script_of([answer(body, "403 No")])) as url, pytest.raises(HubRefused, match=r"403: .*no") as e:
             hub_client(url).post(OFFER)
         assert e.value.status == 403

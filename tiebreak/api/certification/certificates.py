@@ -34,7 +34,7 @@ from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.records import TensorStream
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, SignatureError, VerificationError
 from tiebreak.protocol.program.isa import DType
-from tiebreak.protocol.strict_json import JsonObject
+from tiebreak.protocol.strict_json import MAX_NESTING, JsonObject
 from tiebreak.protocol.tags import Digest
 
 MAX_INDEX_BYTES: Final = 1 << 24
@@ -289,7 +289,7 @@ def check(certificate: Certificate, found: Found, model: Path, *, resaved: bool 
         )
     if found.is_evaluation and wanted is not None:
         path = model / folders.EVALUATION
-        said = JsonObject.parse(str(path), read_file(path, MAX_CONFIGURATION_BYTES), folders.MAX_NESTING)
+        said = JsonObject.parse(str(path), read_file(path, MAX_CONFIGURATION_BYTES), MAX_NESTING)
         for name, root in (("program", certificate.job.program_root), ("data", certificate.job.data_root)):
             said.same(name, root.hex(), ", as the job has it")
     try:

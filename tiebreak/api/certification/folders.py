@@ -19,7 +19,7 @@ from tiebreak.engine.data.disk import Folder
 from tiebreak.engine.data.elements import Element
 from tiebreak.protocol.commitments.certificate import MAX_OTHERS, OTHER
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, VerificationError
-from tiebreak.protocol.strict_json import is_deeper
+from tiebreak.protocol.strict_json import MAX_NESTING, is_deeper
 from tiebreak.protocol.tags import Digest
 
 WEIGHTS: Final = "model.safetensors"
@@ -76,7 +76,6 @@ MAX_COVERED: Final = 2 * MAX_OTHERS
 MAX_OTHER_BYTES: Final = 1 << 28
 MAX_JSON_BYTES: Final = 1 << 24
 MAX_JSON_FILES: Final = 1000
-MAX_NESTING: Final = 200
 MORE: Final = "more than is read here"
 
 

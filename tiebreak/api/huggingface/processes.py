@@ -29,6 +29,7 @@ from tiebreak.engine.capture.step_run import replaced
 from tiebreak.engine.data.disk import read_file, write_file
 from tiebreak.engine.distributed.exchange import Collectives, Torch
 from tiebreak.protocol.errors import ConfigurationError, own_file
+from tiebreak.protocol.strict_json import parse_json
 
 T = TypeVar("T")
 _BATCHES: Final = "batches.json"
@@ -62,7 +63,7 @@ class Batches:
         if path.is_file():
             try:
                 with own_file():
-                    before = cls(**json.loads(read_file(path, _MAX_BYTES)))
+                    before = cls(**parse_json(read_file(path, _MAX_BYTES), 1))
             except (TypeError, ValueError) as error:
                 raise ConfigurationError(f"{path}: expected the batches of a run, got: {error}") from error
         if before.size == size or before.processes == count or before.each != each:

@@ -16,7 +16,7 @@ from tiebreak.api.provenance.source import FormatSource, metrics_in, verify_comm
 from tiebreak.engine.data.disk import read_file
 from tiebreak.protocol.commitments.statement import FILE, WORDS
 from tiebreak.protocol.errors import ConfigurationError, EncodingError
-from tiebreak.protocol.strict_json import JsonObject
+from tiebreak.protocol.strict_json import MAX_NESTING, JsonObject
 
 BASE: Final = "base_model_name_or_path"
 HEADER: Final = ("base_model", "datasets", "language", "license", "pipeline_tag", "tags")
@@ -112,6 +112,6 @@ It does not show that the run was computed as agreed: its signers say so, and an
 def hub_id(path: Path, field: str) -> str:
     """The id of a model on the Hub in a field of a JSON file; empty if it has none."""
     data = read_file(path, MAX_BYTES) if path.is_file() else b"{}"
-    found = JsonObject.parse(str(path), data, folders.MAX_NESTING)
+    found = JsonObject.parse(str(path), data, MAX_NESTING)
     name = str(found.take(field, "a name", lambda _: True)) if field in found else ""
     return name if re.fullmatch(HUB_ID, name, re.ASCII) else ""

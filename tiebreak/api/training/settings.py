@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 from tiebreak.api.training import rows
 from tiebreak.engine.data.disk import read_file, write_file
 from tiebreak.protocol.errors import ConfigurationError, VerificationError, own_file
+from tiebreak.protocol.strict_json import MAX_NESTING, parse_json
 
 TUNING: Final = "finetune.json"
 """The file, in the folder of a run, with the settings of its fine-tuning job."""
@@ -112,8 +113,8 @@ def positions(model: Path) -> int:
 
 
 def _configuration(model: Path) -> dict[str, Any]:
-    with own_file(), suppress(ValueError, RecursionError):  # transformers says what is wrong with it
-        found = json.loads(read_file(model / "config.json", MAX_FILE_BYTES))
+    with own_file(), suppress(ValueError):  # transformers says what is wrong with it
+        found = parse_json(read_file(model / "config.json", MAX_FILE_BYTES), MAX_NESTING)
         return found if isinstance(found, dict) else {}
     return {}
 
@@ -122,7 +123,7 @@ def check_unchanged(path: Path, settings: Mapping[str, object]) -> None:
     """Raises `ConfigurationError` if the folder of a file of `remember` was made with another setting."""
     found: Any = {}
     with suppress(ValueError, VerificationError):  # another file, or none: the run's roots are compared in any case
-        found = json.loads(read_file(path, MAX_FILE_BYTES))
+        found = parse_json(read_file(path, MAX_FILE_BYTES), MAX_NESTING)
     for name, value in json.loads(json.dumps(settings)).items():
         if isinstance(found, dict) and name in found and found[name] != value:
             raise ConfigurationError(
@@ -140,7 +141,7 @@ def evaluations(run: Path) -> dict[int, float]:
     """The finite losses of the run in a folder on rows that are not learnt, by step."""
     path, found = run / LOSSES, dict[int, float]()
     for line in path.read_text("utf-8", "replace").splitlines() if path.is_file() else ():
-        with suppress(ValueError):  # a line that is being written, or was when its process was killed
-            one = json.loads(line)
+        with suppress(ValueError, TypeError, KeyError):  # a line of another, or half of one whose process was killed
+            one = parse_json(line.encode(), 1)
             found |= {one["step"]: one["loss"]} if isfinite(one["loss"]) else {}
     return found
