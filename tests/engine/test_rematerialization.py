@@ -13,11 +13,14 @@ from tiebreak.api.machine.interpreters import use_threads
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.c import backend, sums
 from tiebreak.engine.arithmetic.c.backend import SMALL, Buffers
+from tiebreak.engine.arithmetic.plan.chains import PreparedChain, Unit
 from tiebreak.engine.arithmetic.plan.ziv import Logging
 from tiebreak.engine.capture.captured import capture_task
-from tiebreak.engine.run import interpreter, rematerialization
-from tiebreak.engine.run.interpreter import Interpreter
-from tiebreak.protocol.program.isa import Access
+from tiebreak.engine.run import cost, interpreter, rematerialization
+from tiebreak.engine.run.cost import cost_of
+from tiebreak.engine.run.interpreter import Interpreter, Planned
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.program.isa import Access, Opcode
 from tiebreak.protocol.program.rounding import SumKind
 
 from .logged_cases import TOLERANCE, WIDE
@@ -48,6 +51,35 @@ def test_steps_in_less_memory_have_the_same_bits(
         assert found[0].loss_bits == found[1].loss_bits
         assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
     cases(number)
+
+
+@pytest.mark.parametrize("least", [0, 1 << 40])
+def test_a_step_that_does_not_fit_is_refused_by_what_the_plan_holds(
+    least: int, monkeypatch: pytest.MonkeyPatch, cases: Callable[[int], None]
+) -> None:
+    captured, held, execute = capture_task(small("held")), list[int](), Planned.execute
+    monkeypatch.setattr(rematerialization, "LEAST", least)
+    monkeypatch.setattr(Interpreter, "joins", False)
+
+    def watched(self: Planned, unit: Unit, chain: PreparedChain | None) -> None:
+        execute(self, unit, chain)
+        made = {t.data_ptr(): t.nbytes for n, t in self.values.items() if self.body[n].opcode != Opcode.SOURCE}
+        held.append(sum(made.values()))
+
+    monkeypatch.setattr(Planned, "execute", watched)
+    machine = Interpreter(captured.program, Arithmetic())
+    machine.step(1, captured.state, captured.data)
+    counted, _ = cost._planned_peak(captured.program, machine.planned)
+    assert max(held) <= counted <= 1.5 * max(held)
+    frozen = {name: tensor.bfloat16() for name, tensor in captured.state.items() if name in captured.program.frozen}
+    state = captured.state | frozen
+    needed = sum(t.nbytes for t in state.values()) + cost_of(captured.program).changed_bytes + counted
+    monkeypatch.setattr(cost, "memory_bytes", lambda: needed)
+    machine.to_device(state)
+    monkeypatch.setattr(cost, "memory_bytes", lambda: needed - 1)
+    with pytest.raises(ConfigurationError, match=r"expected a step that fits into .* got one that needs about"):
+        machine.to_device(state)
+    cases(len(held))
 
 
 def test_logged_sums_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,3 +130,8 @@ def test_the_oldest_idle_memory_is_freed_before_more_is_taken(monkeypatch: pytes
     assert [size - SMALL for size, idle in buffers._idle.items() if idle] == [0, 1, 2]
     buffers.empty((SMALL + 3,), torch.bool)
     assert [size - SMALL for size, idle in buffers._idle.items() if idle] == [1, 2, 3]
+    at_once = [buffers.empty((size,), torch.bool) for size in range(2 * SMALL, 2 * SMALL + 4)]
+    for _ in range(3):
+        del at_once[0]  # so that there is less than was lent at once
+    buffers.empty((SMALL + 4,), torch.bool)
+    assert [size - 2 * SMALL for size, idle in buffers._idle.items() if idle] == [1, 2, 4 - SMALL]

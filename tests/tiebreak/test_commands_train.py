@@ -149,3 +149,5 @@ def test_show_plans_memory_and_traffic_of_several_workers(
     assert found["bytes of FP32 DDP"] == 6 * (6 * 8 + 8 + 8 * 3 + 3)
     assert sum(each["number"] for each in found["held"]) == len(program.body) - len(program.data_spec())
     assert "FP64 sums with their bounds" in command(*plan)
+    for one in (found, command.tell(*plan[:-1], 1)):
+        assert sum(part["bytes"] for part in one["memory"]) == one["bytes of memory"] > 0

@@ -33,6 +33,7 @@ from tiebreak.engine.run.directory import JOB, LOGS, RunDirectory, open_offer
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
 from tiebreak.engine.run.logs import NO_LOGS, Logs
+from tiebreak.engine.run.rematerialization import rematerialized
 from tiebreak.engine.run.train import Progress, Worker
 from tiebreak.node import tasks
 from tiebreak.node.hub_client import SECONDS, HubClient
@@ -189,7 +190,9 @@ class WorkerTasks:
         run, device = open_offer(self._folder(task.job)), self._machine.device
         use_threads(self._machine.threads)
         memory = system.memory_bytes() if device == "cpu" else torch.cuda.get_device_properties(device).total_memory
-        require_memory(run.program, memory // (2 * self._settings.processes))
+        planned = rematerialized(run.program) if device == "cpu" and not run.job.is_logged else None
+        held = None if planned is None else run.state_path(0).stat().st_size
+        require_memory(run.program, memory // (2 * self._settings.processes), planned=planned, held=held)
         rate = max(rate_of(dtype, device) for dtype in (torch.float32, torch.float64))
         least, most = cost_of(run.program).flops / rate, self._settings.trial_seconds
         if least > most:

@@ -27,6 +27,7 @@ from tiebreak.engine.data.formats import map_tensors, read_tensors, write_tensor
 from tiebreak.engine.data.tensors import check_spec, identities
 from tiebreak.engine.run.cost import Cost, cost_of
 from tiebreak.engine.run.directory import MAX_ORIGINS_BYTES, MAX_PROGRAM_BYTES, ORIGINS, decoded
+from tiebreak.engine.run.rematerialization import rematerialized
 from tiebreak.protocol.commitments.records import data_tree, state_tree
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
 from tiebreak.protocol.program.program import Program
@@ -77,7 +78,8 @@ class Bundle:
 
     @property
     def cost(self) -> Cost:
-        return cost_of(self.program)
+        """The cost of a step on a CPU."""
+        return cost_of(self.program, rematerialized(self.program), sum(t.nbytes for t in self.state.values()))
 
     def roots(self) -> dict[str, str]:
         """The three roots that a job fixes, in hex."""

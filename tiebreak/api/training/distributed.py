@@ -16,7 +16,9 @@ from torch.distributed.rendezvous import rendezvous
 from tiebreak.engine.distributed.exchange import ExchangeError, Torch
 from tiebreak.engine.distributed.partition import Partition
 from tiebreak.engine.distributed.plan import Plan
+from tiebreak.engine.run.cost import cost_of
 from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.rematerialization import rematerialized
 from tiebreak.protocol.errors import ConfigurationError, StateError
 
 BEAT: Final = 1.0
@@ -116,6 +118,9 @@ def plan(run: RunDirectory, workers: int) -> dict[str, Any]:
     most = max(range(workers), key=lambda worker: sum(sent[worker] for sent in found.sent.values()))
     step = sum(sent[most] for sent in found.sent.values())
     cost = found.cost
+    if workers == 1 and not run.job.is_logged:
+        held = sum(tensor.nbytes for tensor in run.state(0, narrow=True).values())
+        cost = cost_of(run.program, rematerialized(run.program), held)
     return {
         "workers": workers,
         "held": [
@@ -129,7 +134,7 @@ def plan(run: RunDirectory, workers: int) -> dict[str, Any]:
         "ratio": round(step / ddp, 4) if ddp else None,
         "bytes a checkpoint": max(found.checkpoint),
         "memory": [
-            {"of a worker": "state before and after a step", "bytes": 2 * cost.state_bytes},
+            {"of a worker": "state before and after a step", "bytes": cost.state_bytes + cost.changed_bytes},
             {"of a worker": "data", "bytes": cost.data_bytes},
             {"of a worker": "values of a step", "bytes": cost.live_bytes},
         ],

@@ -194,7 +194,8 @@ class Plan:
     @cached_property
     def cost(self) -> Cost:
         """The cost of the step for the worker that has most of it, data included."""
-        return cost_of(self.partition.local(self.workers - 1))
+        local = self.partition.local(self.workers - 1)
+        return cost_of(local, joined(local)[0])
 
     def _to_others(self, split: Split, worker: int) -> int:
         return _held(split, worker, self.workers) * (self.workers - 1)

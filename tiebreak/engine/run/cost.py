@@ -6,9 +6,11 @@ it, in the program's order.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from tiebreak.engine.arithmetic.plan.chains import Unit
 from tiebreak.engine.system import memory_bytes
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import DType, Instruction, Opcode, SourceKind
@@ -17,7 +19,7 @@ from tiebreak.protocol.program.program import Program
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """The cost of one step; bytes are those of tensors as committed.
+    """The cost of one step; bytes are those of tensors as committed, unless `cost_of` was told more.
 
     flops: f32 additions, multiplications and elementwise functions. changed_bytes: those of the state entries of which
     a step makes new ones. live_bytes: the largest total size of the step's values (without state and data) at any time.
@@ -37,20 +39,25 @@ class Cost:
     def memory_bytes(self) -> int:
         """An estimate of the memory for training: the state before and after a step, the data and the live values.
 
-        What no step changes counts once, and as f32.
+        What no step changes counts once.
         """
         return self.state_bytes + self.changed_bytes + self.data_bytes + self.live_bytes
 
 
-def cost_of(program: Program) -> Cost:
-    """The cost of one step of a program, which must be validated."""
+def cost_of(program: Program, planned: Sequence[Unit] | None = None, held: int | None = None) -> Cost:
+    """The cost of one step of a program, which must be validated.
+
+    planned: the order of execution [default: the program's own]. held: the bytes that the state before a step takes
+    [default: all in f32].
+    """
+    state, changed = _state_bytes(program)
     kinds = Counter(instruction.opcode.name.lower() for instruction in program.body)
     return Cost(
         flops=sum(_flops(instruction) for instruction in program.body),
-        state_bytes=(state := _state_bytes(program))[0],
-        changed_bytes=state[1],
+        state_bytes=state if held is None else held,
+        changed_bytes=changed,
         data_bytes=sum(_bytes(dtype, shape) for dtype, shape in program.data_spec().values()),
-        live_bytes=_peak(program)[0],
+        live_bytes=(_peak(program) if planned is None else _planned_peak(program, planned))[0],
         passing_bytes=_peak(program, held=False)[0],
         kinds=dict(kinds.most_common()),
     )
@@ -81,19 +88,24 @@ def _flops(i: Instruction) -> int:
     return 0
 
 
-def require_memory(program: Program, available: int | None = None) -> None:
+def require_memory(
+    program: Program, available: int | None = None, *, planned: Sequence[Unit] | None = None, held: int | None = None
+) -> None:
     """Raises `ConfigurationError`, with the largest value and its module, if a step needs more memory than there is.
 
-    available: in bytes [default: of this machine or its container]. A step needs the state before and after it, its
-    live values, and while a sum or maximum is computed, about its operands once more in FP64. Data can stay on disk.
+    available: in bytes [default: of this machine or its container]. planned, held: see `cost_of`. A step needs the
+    state before and after it, its live values, and while a sum or maximum is computed in the program's own order, about
+    its operands once more in FP64. Data can stay on disk.
     """
     if available is None:
         available = memory_bytes()
-    live, index = _peak(program)
-    scratch = max(
-        (8 * sum(program.body[a.value].numel for a in i.operands) for i in program.body if i.is_reduction), default=0
-    )
-    if (needed := sum(_state_bytes(program)) + live + scratch) > available:
+    before, changed = _state_bytes(program)
+    needed, index = _peak(program) if planned is None else _planned_peak(program, planned)
+    needed += changed + (before if held is None else held)
+    if planned is None:
+        scratch = (8 * sum(program.body[a.value].numel for a in i.operands) for i in program.body if i.is_reduction)
+        needed += max(scratch, default=0)
+    if needed > available:
         i = program.body[index]
         raise ConfigurationError(
             f"expected a step that fits into the {available / 2**30:.3g} GiB of memory here, got one that needs about "
@@ -106,13 +118,9 @@ def require_memory(program: Program, available: int | None = None) -> None:
 def _peak(program: Program, *, held: bool = True) -> tuple[int, int]:
     """The most bytes of live values after any instruction, and the index of the largest value among them.
 
-    Reading state or data makes no copy, so they do not count. held: whether committed values live to the end.
+    held: whether committed values live to the end.
     """
-    read = [
-        i.opcode == Opcode.SOURCE and i.function in (SourceKind.STATE, SourceKind.DATA, SourceKind.LATE)
-        for i in program.body
-    ]
-    sizes = [0 if is_input else i.numel * i.dtype.size for i, is_input in zip(program.body, read, strict=True)]
+    sizes = [_value_bytes(i) for i in program.body]
     last = list(range(len(sizes)))
     for index, instruction in enumerate(program.body):
         for operand in instruction.operands:
@@ -128,3 +136,30 @@ def _peak(program: Program, *, held: bool = True) -> tuple[int, int]:
         peak, at = max((peak, at), (alive, index), key=lambda found: found[0])
         alive -= dying[index]
     return peak, max((n for n in range(at + 1) if last[n] >= at), key=sizes.__getitem__)
+
+
+def _planned_peak(program: Program, planned: Sequence[Unit]) -> tuple[int, int]:
+    """The most bytes of values during any unit, as the units hold them, and the index of the largest among them.
+
+    Elementwise results take the place of what nothing reads afterwards.
+    """
+    held, alive, peak, largest = dict[int, int](), 0, 0, len(program.body) - 1
+    for unit in planned:
+        before = dict.fromkeys(n for part in unit.dying for n in part)
+        made = {n: _value_bytes(program.body[n]) for n in (*unit.widened, *unit.outputs)}
+        after = {n: _value_bytes(program.body[n]) // 2 for n in unit.narrowed}
+        if program.body[unit.members[0]].opcode == Opcode.MAP:
+            alive -= sum(held.pop(n, 0) for n in before)
+        alive += sum(made.values()) - sum(held.pop(n, 0) for n in made)
+        held |= made
+        if alive > peak:
+            peak, largest = alive, max(held, key=held.__getitem__)
+        alive += sum(after.values()) - sum(held.pop(n, 0) for n in (*before, *after))
+        held |= after
+    return peak, largest
+
+
+def _value_bytes(i: Instruction) -> int:
+    """The bytes of a result. A tensor of the state or data takes none, since it is not copied."""
+    is_input = i.opcode == Opcode.SOURCE and i.function in (SourceKind.STATE, SourceKind.DATA, SourceKind.LATE)
+    return 0 if is_input else i.numel * i.dtype.size

@@ -45,6 +45,7 @@ from tiebreak.engine.arithmetic.plan.ziv import NearTies
 from tiebreak.engine.data.tensors import canonical, widened
 from tiebreak.engine.native import traces
 from tiebreak.engine.run import schedule
+from tiebreak.engine.run.cost import require_memory
 from tiebreak.engine.run.graphs import INTERVAL, Graphs, owned
 from tiebreak.engine.run.rematerialization import rematerialized
 from tiebreak.engine.run.schedule import slot_name
@@ -188,8 +189,13 @@ class Interpreter:
         return self.arithmetic.backend.join(units, body) if joins else [(units, None)]
 
     def to_device(self, tensors: Mapping[str, Tensor]) -> State:
-        """The tensors on this interpreter's device, contiguous, and as f32 unless it takes bfloat16."""
+        """The tensors on this interpreter's device, contiguous, and as f32 unless it takes bfloat16.
+
+        Raises `ConfigurationError` if the memory of this machine is too little for them and a step on a CPU.
+        """
         held = tensors if self.narrow else {name: widened(tensor) for name, tensor in tensors.items()}
+        if is_host(self.arithmetic.device):
+            require_memory(self.program, planned=self.planned, held=sum(tensor.nbytes for tensor in held.values()))
         return {name: tensor.to(self.arithmetic.device).contiguous() for name, tensor in held.items()}
 
     @property

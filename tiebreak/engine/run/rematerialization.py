@@ -22,7 +22,7 @@ from math import prod
 from typing import Final
 
 from tiebreak.engine.arithmetic.plan.chains import Unit
-from tiebreak.engine.run.schedule import is_elementwise, with_lifetimes
+from tiebreak.engine.run.schedule import is_elementwise, plan, with_lifetimes
 from tiebreak.protocol.program.isa import TRANSCENDENTALS, DType, Instruction, MapFunction, Opcode
 from tiebreak.protocol.program.program import Program
 
@@ -42,9 +42,12 @@ _Gap = tuple[int, int]
 """The positions of two reads of a value between which it is not held."""
 
 
-def rematerialized(program: Program, units: Sequence[Unit]) -> tuple[Unit, ...]:
-    """The units, with others between them that compute values again."""
-    found = _Rematerialized(program, [unit.members for unit in units])
+def rematerialized(program: Program, units: Sequence[Unit] | None = None) -> tuple[Unit, ...]:
+    """The units, with others between them that compute values again.
+
+    units: a planned order [default: that of chains in C, so that the result is the order of a worker alone on a CPU].
+    """
+    found = _Rematerialized(program, [unit.members for unit in (plan(program) if units is None else units)])
     for how in (found.drop, found.narrow):
         for _ in range(ROUNDS):
             if not found.lower(how):

@@ -3,7 +3,7 @@
 Fresh memory costs a page fault for every 4 KiB, so that of large results is used again. A buffer returns to the pool
 when the last tensor over it dies, regardless of who holds that tensor or which thread drops it, so callers need not
 know about the pool. A buffer that was not used during a whole step is freed, and so are the oldest ones before fresh
-memory is taken while much is idle.
+memory is taken while much is idle and there would be more in all than was ever lent at once.
 """
 
 import weakref
@@ -38,7 +38,7 @@ SMALL: Final = 1 << 18
 """Below this many bytes the allocator itself reuses memory."""
 FLOATS: Final = (torch.float32, torch.bfloat16)
 IDLE: Final = 1 << 27
-"""Fresh memory is taken while at most this many bytes are idle."""
+"""The most bytes that are idle when fresh memory raises the peak."""
 _ALIGNMENT: Final = 64
 
 Block = npt.NDArray[np.uint8]
@@ -144,6 +144,8 @@ class Buffers:
     def __init__(self) -> None:
         self._idle: dict[int, deque[tuple[int, Block]]] = {}
         self._lent: dict[int, tuple[weakref.ref[Block], Block]] = {}
+        self._most = 0
+        """The most bytes that were lent at once when fresh memory was taken."""
         self._ticks, self._begun = count(), 0
         """The numbers of returns, and the first one of this step."""
 
@@ -167,7 +169,9 @@ class Buffers:
         return tensor.view(dtype).view(tuple(shape))
 
     def _fresh(self, size: int) -> Block:
-        while sum(size * len(idle) for size, idle in self._idle.items()) > IDLE:
+        lent = size + sum(block.nbytes for _, block in list(self._lent.values()))
+        self._most = max(self._most, lent)
+        while sum(size * len(idle) for size, idle in self._idle.items()) > max(IDLE, self._most - lent):
             min(filter(None, self._idle.values()), key=lambda idle: idle[0][0]).popleft()
         return np.empty(size, dtype=np.uint8)
 
