@@ -22,7 +22,7 @@ from math import prod
 from typing import Final
 
 from tiebreak.engine.arithmetic.plan.chains import Unit
-from tiebreak.engine.run.schedule import is_elementwise, plan, with_lifetimes
+from tiebreak.engine.run.schedule import MAX_MEMBERS, is_elementwise, plan, reads_in_place, with_lifetimes
 from tiebreak.protocol.program.isa import TRANSCENDENTALS, DType, Instruction, MapFunction, Opcode
 from tiebreak.protocol.program.program import Program
 
@@ -85,15 +85,29 @@ class _Rematerialized:
         members, places = list[tuple[int, ...]](), list[tuple[int, int]]()
         for position, unit in enumerate(self.planned):
             again = self.again.get(position, set())
-            origins = sorted({self.made[n] for n in again})
-            places.append((len(members), len(members) + len(origins)))
-            members += [*(tuple(n for n in self.planned[origin] if n in again) for origin in origins), unit]
+            origins, begin = sorted({self.made[n] for n in again}), len(members)
+            for group in (*(tuple(n for n in self.planned[origin] if n in again) for origin in origins), unit):
+                if len(members) > begin and self._is_chain(one := tuple(sorted({*members[-1], *group}))):
+                    members[-1] = one
+                else:
+                    members.append(group)
+            places.append((begin, len(members) - 1))
         found = [*with_lifetimes(self.program, members)]
         for n in sorted(self.short):
             first, second = places[self.gaps[n][0]][1], places[self.gaps[n][1]][0]
             found[first] = replace(found[first], narrowed=(*found[first].narrowed, n))
             found[second] = replace(found[second], widened=(*found[second].widened, n))
         return tuple(found)
+
+    def _is_chain(self, unit: tuple[int, ...]) -> bool:
+        """Whether instructions can be executed in one pass."""
+        reads = ((self.body[n], a) for n in unit for a in self.body[n].operands if a.value in unit)
+        return (
+            len(unit) <= MAX_MEMBERS
+            and all(is_elementwise(self.body[n]) for n in unit)
+            and len({self.body[n].numel for n in unit}) == 1
+            and all(reads_in_place(access, reader, self.body[access.value]) for reader, access in reads)
+        )
 
     def lower(self, how: Callable[[int, _Gap], bool]) -> bool:
         """Lessens, in one way, what is live when most memory is needed; returns whether it did."""
