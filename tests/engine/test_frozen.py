@@ -19,6 +19,7 @@ from tiebreak.engine.data.disk import Folder
 from tiebreak.engine.data.formats import map_tensors, read_tensors, write_tensors
 from tiebreak.engine.data.tensors import identities, identity, widened
 from tiebreak.engine.run import commit
+from tiebreak.engine.run import interpreter as interpreters
 from tiebreak.engine.run.audit import SegmentAuditor
 from tiebreak.engine.run.commit import Committer, make_record
 from tiebreak.engine.run.cost import cost_of, require_memory
@@ -127,7 +128,9 @@ def test_observers_see_frozen_entries_as_float32_and_may_replace_them() -> None:
     assert torch.equal(changed.state[EMBEDDING], made.state[EMBEDDING] + 1)
 
 
-def test_non_finite_frozen_entries_are_refused_in_either_dtype() -> None:
+@pytest.mark.parametrize("piece", [interpreters.PIECE, 7])
+def test_non_finite_frozen_entries_are_refused_in_either_dtype(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interpreters, "PIECE", piece)
     made = adapted()
     for state in (made.state, narrowed(made.state)):
         broken = state[EMBEDDING].clone()

@@ -42,7 +42,7 @@ from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.backend import free_memory, is_host
 from tiebreak.engine.arithmetic.plan.chains import CHAINED, Member, PreparedChain, PreparedSeries, Unit, Work
 from tiebreak.engine.arithmetic.plan.ziv import NearTies
-from tiebreak.engine.data.tensors import canonical, widened
+from tiebreak.engine.data.tensors import PIECE, canonical, widened
 from tiebreak.engine.native import traces
 from tiebreak.engine.run import schedule
 from tiebreak.engine.run.cost import require_memory
@@ -252,7 +252,8 @@ class Interpreter:
                 if name in self._frozen:  # no step changes it, so each tensor is examined once
                     known, is_finite = self._examined.get(name, (None, True))
                     if known is not new[name] and new[name].dtype in (torch.float32, torch.bfloat16):
-                        is_finite = backend.is_finite(widened(new[name]))
+                        parts = torch.split(new[name].flatten(), PIECE)
+                        is_finite = all(backend.is_finite(widened(part)) for part in parts)
                         self._examined[name] = new[name], is_finite
                 if check_finite and not is_finite:
                     raise NotFiniteError(number, name)
