@@ -69,7 +69,7 @@ def test_a_step_that_does_not_fit_is_refused_by_what_the_plan_holds(
     monkeypatch.setattr(Planned, "execute", watched)
     machine = Interpreter(captured.program, Arithmetic())
     machine.step(1, captured.state, captured.data)
-    counted, _ = cost._planned_peak(captured.program, machine.planned)
+    counted, _ = cost.planned_peak(captured.program, machine.planned)
     assert max(held) <= counted <= 1.5 * max(held)
     frozen = {name: tensor.bfloat16() for name, tensor in captured.state.items() if name in captured.program.frozen}
     state = captured.state | frozen

@@ -484,7 +484,15 @@ def test_names_of_others_are_data_in_a_card() -> None:
     assert finetuning._prose("]]><script>\n# `a`") == r"\]\]\>\<script\> \# \`a\`"
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, "[1]", '{"n_positions": 8, "rope_scaling": {"factor": 1e999}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        "[1]",
+        '{"n_positions": 8, "rope_scaling": {"factor": 1e999}}',
+        f'{{"step": 1, "loss": 1{"0" * 400}}}',
+    ],
+)
 def test_a_models_configuration_may_be_anything(tmp_path: Path, text: str) -> None:
     assert quantization(tmp_path) == ""  # of a tokenizer alone
     for name in ("config.json", TUNING, LOSSES):

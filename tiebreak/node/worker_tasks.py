@@ -28,7 +28,7 @@ from tiebreak.engine import system
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.logged.journal import LogsInProgress
-from tiebreak.engine.run.cost import cost_of, require_memory
+from tiebreak.engine.run.cost import cost_of, planned_peak, require_memory
 from tiebreak.engine.run.directory import JOB, LOGS, RunDirectory, open_offer
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
@@ -190,9 +190,10 @@ class WorkerTasks:
         run, device = open_offer(self._folder(task.job)), self._machine.device
         use_threads(self._machine.threads)
         memory = system.memory_bytes() if device == "cpu" else torch.cuda.get_device_properties(device).total_memory
-        planned = rematerialized(run.program) if device == "cpu" and not run.job.is_logged else None
-        held = None if planned is None else run.state_path(0).stat().st_size
-        require_memory(run.program, memory // (2 * self._settings.processes), planned=planned, held=held)
+        here = device == "cpu" and not run.job.is_logged
+        peak = planned_peak(run.program, rematerialized(run.program)) if here else None
+        held = run.state_path(0).stat().st_size if here else None
+        require_memory(run.program, memory // (2 * self._settings.processes), peak=peak, held=held)
         rate = max(rate_of(dtype, device) for dtype in (torch.float32, torch.float64))
         least, most = cost_of(run.program).flops / rate, self._settings.trial_seconds
         if least > most:

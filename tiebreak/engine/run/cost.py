@@ -6,8 +6,9 @@ it, in the program's order.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import prod
 
 from tiebreak.engine.arithmetic.plan.chains import Unit
@@ -57,7 +58,7 @@ def cost_of(program: Program, planned: Sequence[Unit] | None = None, held: int |
         state_bytes=state if held is None else held,
         changed_bytes=changed,
         data_bytes=sum(_bytes(dtype, shape) for dtype, shape in program.data_spec().values()),
-        live_bytes=(_peak(program) if planned is None else _planned_peak(program, planned))[0],
+        live_bytes=(_peak(program) if planned is None else planned_peak(program, planned))[0],
         passing_bytes=_peak(program, held=False)[0],
         kinds=dict(kinds.most_common()),
     )
@@ -89,20 +90,21 @@ def _flops(i: Instruction) -> int:
 
 
 def require_memory(
-    program: Program, available: int | None = None, *, planned: Sequence[Unit] | None = None, held: int | None = None
+    program: Program, available: int | None = None, *, peak: tuple[int, int] | None = None, held: int | None = None
 ) -> None:
     """Raises `ConfigurationError`, with the largest value and its module, if a step needs more memory than there is.
 
-    available: in bytes [default: of this machine or its container]. planned, held: see `cost_of`. A step needs the
-    state before and after it, its live values, and while a sum or maximum is computed in the program's own order, about
-    its operands once more in FP64. Data can stay on disk.
+    available: in bytes [default: of this machine or its container]. peak: `planned_peak` of the order of execution
+    [default: the program's own]. held: see `cost_of`. A step needs the state before and after it, its live values, and
+    while a sum or maximum is computed in the program's own order, about its operands once more in FP64. Data can stay
+    on disk.
     """
     if available is None:
         available = memory_bytes()
     before, changed = _state_bytes(program)
-    needed, index = _peak(program) if planned is None else _planned_peak(program, planned)
+    needed, index = _peak(program) if peak is None else peak
     needed += changed + (before if held is None else held)
-    if planned is None:
+    if peak is None:
         scratch = (8 * sum(program.body[a.value].numel for a in i.operands) for i in program.body if i.is_reduction)
         needed += max(scratch, default=0)
     if needed > available:
@@ -138,25 +140,28 @@ def _peak(program: Program, *, held: bool = True) -> tuple[int, int]:
     return peak, max((n for n in range(at + 1) if last[n] >= at), key=sizes.__getitem__)
 
 
-def _planned_peak(program: Program, planned: Sequence[Unit]) -> tuple[int, int]:
-    """The most bytes of values during any unit, as the units hold them, and the index of the largest among them.
+def planned_peak(program: Program, planned: Sequence[Unit]) -> tuple[int, int]:
+    """The most bytes of values during any unit, as the units hold them, and the index of the largest among them."""
+    totals = [total for total, _ in _held(program, planned)]
+    at = totals.index(peak := max(totals))
+    held = next(held for _, held in islice(_held(program, planned), at, None))
+    return peak, max(held, key=held.__getitem__, default=0)
 
-    Elementwise results take the place of what nothing reads afterwards.
-    """
-    held, alive, peak, largest = dict[int, int](), 0, 0, len(program.body) - 1
+
+def _held(program: Program, planned: Sequence[Unit]) -> Iterator[tuple[int, dict[int, int]]]:
+    """The bytes of values during each unit, in all and by index; elementwise results replace what dies with them."""
+    held, total = dict[int, int](), 0
     for unit in planned:
-        before = dict.fromkeys(n for part in unit.dying for n in part)
+        dying = dict.fromkeys(n for part in unit.dying for n in part)
         made = {n: _value_bytes(program.body[n]) for n in (*unit.widened, *unit.outputs)}
         after = {n: _value_bytes(program.body[n]) // 2 for n in unit.narrowed}
         if program.body[unit.members[0]].opcode == Opcode.MAP:
-            alive -= sum(held.pop(n, 0) for n in before)
-        alive += sum(made.values()) - sum(held.pop(n, 0) for n in made)
+            total -= sum(held.pop(n, 0) for n in dying)
+        total += sum(made.values()) - sum(held.pop(n, 0) for n in made)
         held |= made
-        if alive > peak:
-            peak, largest = alive, max(held, key=held.__getitem__)
-        alive += sum(after.values()) - sum(held.pop(n, 0) for n in (*before, *after))
+        yield total, held
+        total += sum(after.values()) - sum(held.pop(n, 0) for n in (*dying, *after))
         held |= after
-    return peak, largest
 
 
 def _value_bytes(i: Instruction) -> int:

@@ -45,7 +45,7 @@ from tiebreak.engine.arithmetic.plan.ziv import NearTies
 from tiebreak.engine.data.tensors import PIECE, canonical, widened
 from tiebreak.engine.native import traces
 from tiebreak.engine.run import schedule
-from tiebreak.engine.run.cost import require_memory
+from tiebreak.engine.run.cost import planned_peak, require_memory
 from tiebreak.engine.run.graphs import INTERVAL, Graphs, owned
 from tiebreak.engine.run.rematerialization import rematerialized
 from tiebreak.engine.run.schedule import slot_name
@@ -180,6 +180,10 @@ class Interpreter:
         """Whether kernels are still to be compiled before the next step that is launched without the host."""
 
     @cached_property
+    def _peak(self) -> tuple[int, int]:
+        return planned_peak(self.program, self.planned)
+
+    @cached_property
     def work(self) -> Sequence[tuple[Sequence[Work], PreparedSeries | None]]:
         """All units but sources, with what executes several of them together."""
         body, chains = self.program.body, self.chains
@@ -195,7 +199,7 @@ class Interpreter:
         """
         held = tensors if self.narrow else {name: widened(tensor) for name, tensor in tensors.items()}
         if is_host(self.arithmetic.device):
-            require_memory(self.program, planned=self.planned, held=sum(tensor.nbytes for tensor in held.values()))
+            require_memory(self.program, peak=self._peak, held=sum(tensor.nbytes for tensor in held.values()))
         return {name: tensor.to(self.arithmetic.device).contiguous() for name, tensor in held.items()}
 
     @property
