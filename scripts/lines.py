@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-BUDGETS: Final = {"core": 48_404, "lab": 8_980, "benchmarks": 3_765, "tests": 60_700, "page": 2_050}
+BUDGETS: Final = {"core": 48_404, "lab": 8_980, "benchmarks": 3_765, "tests": 60_710, "page": 2_050}
 AREAS: Final = {
     "tiebreak/lab/": "lab",
     "tiebreak/": "core",
