@@ -1,7 +1,8 @@
 """Entries that no step changes: stored once, held in bfloat16 where that is exact, and bit for bit what they were."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,22 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.conftest import CaseCounter
-from tests.engine.together import train_alone, train_together
+from tests.engine.together import together, train_alone, train_together
 from tests.parts import slow_except
 from tiebreak.api.disputing.disputes import dispute
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.interpreters import use_threads
+from tiebreak.engine.arithmetic.c.backend import CBackend
+from tiebreak.engine.arithmetic.plain.backend import TorchBackend
 from tiebreak.engine.data.disk import Folder
 from tiebreak.engine.data.formats import map_tensors, read_tensors, write_tensors
 from tiebreak.engine.data.tensors import identities, identity, widened
+from tiebreak.engine.distributed import partition
+from tiebreak.engine.distributed import train as distributed
+from tiebreak.engine.distributed.arithmetic import SharedArithmetic
+from tiebreak.engine.distributed.exchange import Collectives, Exchange, Swap
+from tiebreak.engine.distributed.layout import Split
+from tiebreak.engine.distributed.train import SharedInterpreter
 from tiebreak.engine.run import commit
 from tiebreak.engine.run import interpreter as interpreters
 from tiebreak.engine.run.audit import SegmentAuditor
@@ -140,7 +149,8 @@ def test_non_finite_frozen_entries_are_refused_in_either_dtype(piece: int, monke
             interpreter.step(1, interpreter.to_device({**state, EMBEDDING: broken}), interpreter.place_data(made.data))
         given = {**state, EMBEDDING: torch.full_like(broken, -float("nan"))}
         found = machine().step(1, given, made.data, check_finite=False).state[EMBEDDING]
-        assert set(found.view(torch.int32).flatten().tolist()) == {0x7FC00000}
+        assert found.dtype == broken.dtype
+        assert set(widened(found).view(torch.int32).flatten().tolist()) == {0x7FC00000}
 
 
 def test_a_checkpoint_holds_only_what_changed(run: RunDirectory) -> None:
@@ -193,10 +203,35 @@ def test_a_checkpoint_from_a_device_copies_only_what_changes(tmp_path: Path, mon
     assert all(torch.equal(seen[0][name], state[name]) for name in state)
 
 
-def test_several_workers_compute_the_same_run(run: RunDirectory) -> None:
-    records, whole = train_together(adapted(), 2, STEPS)
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("backends", [(), (TorchBackend, CBackend)], ids=["alike", "mixed"])
+def test_several_workers_compute_the_same_run_with_shards_in_bfloat16(
+    run: RunDirectory, workers: int, backends: Sequence[type[TorchBackend]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition, "LEAST", 1)
+    made, gather, sent = adapted(), Collectives.gather, Counter[torch.dtype]()
+
+    def watched(self: Collectives, shard: Tensor, split: Split) -> Swap:
+        sent[shard.dtype] += 1
+        return gather(self, shard, split)
+
+    monkeypatch.setattr(Collectives, "gather", watched)
+    records, whole = train_together(made, workers, STEPS, state=narrowed(made.state), backends=backends)
+    assert sent[torch.bfloat16] >= workers * STEPS
+    assert whole[EMBEDDING].dtype == torch.bfloat16
     assert [record.digest for record in run.records()] == records[INTERVAL - 1 :: INTERVAL]
     assert identities(whole) == identities(run.state(STEPS))
+
+
+def test_shards_are_in_float32_if_a_worker_is_no_cpu(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "is_host", lambda device: device.index is None)
+
+    def work(exchange: Exchange) -> set[torch.dtype]:
+        device = torch.device("cpu", 0) if exchange.worker else torch.device("cpu")
+        machine = SharedInterpreter(run.program, SharedArithmetic(exchange, device))
+        return {tensor.dtype for tensor in machine.to_device(narrowed(adapted().state)).values()}
+
+    assert together(2, work) == [{torch.float32}] * 2
 
 
 def rewritten(path: Path, change: Callable[[dict[str, Tensor]], object]) -> None:

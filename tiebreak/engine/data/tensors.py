@@ -18,6 +18,7 @@ from tiebreak.protocol.numbers.float32 import NAN_BITS
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.tags import Digest
 
+_INTEGERS: Final = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
 PIECE: Final = 1 << 22
 """The number of elements that are widened or narrowed at once."""
 
@@ -29,13 +30,13 @@ def canonical(tensor: Tensor) -> Tensor:
     """The tensor with every NaN, whatever its payload, replaced by the canonical one. Copies only if there is a NaN."""
     # A sum with a NaN in it is NaN, so one pass without writing usually suffices. Infinities may give NaN as well, so
     # the elements are examined if the sum is NaN.
-    if tensor.dtype != torch.float32 or not bool(torch.isnan(tensor.sum())):
+    if tensor.dtype not in _INTEGERS or not bool(torch.isnan(tensor.sum())):
         return tensor
     nan = torch.isnan(tensor)
     if not bool(nan.any()):
         return tensor
-    bits = tensor.contiguous().view(torch.int32)
-    return torch.where(nan, torch.tensor(NAN_BITS, dtype=torch.int32, device=tensor.device), bits).view(torch.float32)
+    bits, nan_bits = tensor.contiguous().view(_INTEGERS[tensor.dtype]), NAN_BITS >> (32 - 8 * tensor.itemsize)
+    return torch.where(nan, torch.tensor(nan_bits, dtype=bits.dtype, device=tensor.device), bits).view(tensor.dtype)
 
 
 def widened(tensor: Tensor) -> Tensor:

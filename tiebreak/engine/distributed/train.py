@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
+from tiebreak.engine.arithmetic.backend import is_host
 from tiebreak.engine.arithmetic.plan.chains import PreparedChain, Unit
 from tiebreak.engine.arithmetic.plan.options import Operands
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
@@ -39,11 +41,14 @@ class Together(Planned):
             arithmetic.begin(*self._asked(begun))
         if isinstance(self.body[unit.members[0]], AllGather | SharedSum):
             self.put(unit, dict(zip(unit.members, arithmetic.together(*self._asked(unit.members)), strict=True)))
+            self.narrow |= {n for n in unit.members if self.values[n].dtype == torch.bfloat16}
         else:
             super().execute(unit, chain)
 
     def _asked(self, indices: Sequence[int]) -> tuple[list[Instruction], list[Operands]]:
-        return [self.body[n] for n in indices], [self.operands(n) for n in indices]
+        asked, wide = [self.body[n] for n in indices], self.machine.arithmetic.backend.wide
+        read = [(i, [self.values[operand.value] for operand in i.operands]) for i in asked]
+        return asked, [x if isinstance(i, AllGather) else [wide(tensor) for tensor in x] for i, x in read]
 
 
 class SharedInterpreter(Interpreter):
@@ -64,6 +69,7 @@ class SharedInterpreter(Interpreter):
         self._weights = [(i, slot_name(body[i.operands[0].value])) for i in gathers if reads_state(self.program, i)]
         """The weights that a step gathers from the state before it, in order."""
         self._compiles = False  # a rehearsal would exchange sums
+        self._narrow: bool | None = None
 
     def _executor(self, before: Tensor, state: State, data: State, sums: Sums | None, *, donated: bool) -> Planned:
         return Together(**vars(super()._executor(before, state, data, sums, donated=donated)))
@@ -74,7 +80,11 @@ class SharedInterpreter(Interpreter):
 
     @property
     def narrow(self) -> bool:
-        return False  # shards of f32 are gathered and exchanged
+        """Whether all workers compute on CPUs: what one sends is as narrow as it holds it. All ask at the same time."""
+        if self._narrow is None:
+            device = self.arithmetic.device
+            self._narrow = not self.arithmetic.collectives.greatest([int(not is_host(device))], device)[0]
+        return self._narrow
 
     def _shard(self, tensor: Tensor) -> Tensor:
         if (split := self.partition.state_layout(tensor.shape)) is None:
@@ -177,7 +187,8 @@ def follow(
     job = run.job
     interpreter.check_job(job)
     step = interpreter.starts_at(0)
-    state, data = interpreter.to_device(run.state(step)), interpreter.place_data(run.data())
+    state = interpreter.to_device(run.state(step, narrow=interpreter.narrow))
+    data = interpreter.place_data(run.data())
     computed = steps(
         interpreter, state, data, range(step + 1, (job.steps if until is None else until) + 1), sums=exact,
         check_finite=check_finite, donate=lambda: True,

@@ -262,7 +262,7 @@ class Interpreter:
                 if check_finite and not is_finite:
                     raise NotFiniteError(number, name)
                 if name in self._frozen and not is_finite:
-                    new[name] = canonical(widened(new[name]))
+                    new[name] = canonical(new[name])
         return StepResult(new, _unsigned(bits))
 
     def _steps_before(self, number: int) -> Tensor:
