@@ -69,6 +69,7 @@ def test_weights_are_gathered_ahead_within_a_limit(tiny: Captured, monkeypatch: 
     shared = SharedArithmetic(counted)
     machine = SharedInterpreter(tiny.program, shared)
     state: dict[str, Any] = machine.to_device(tiny.state)
+    counted.begun = 0
     weights = [(gather, state[name]) for gather, name in machine._weights]
     assert len(weights) > 2
     shared.look_ahead(weights)
@@ -95,13 +96,14 @@ def test_a_sum_without_a_finite_bound_is_nan_and_not_recomputed(tiny: Captured) 
 def test_a_following_worker_starts_from_the_first_workers_state() -> None:
     asked: list[int] = []
 
-    def state(step: int) -> dict[str, Tensor]:
+    def state(step: int, *, narrow: bool) -> dict[str, Tensor]:
         asked.append(step)
+        assert narrow
         return {}
 
     run: Any = SimpleNamespace(job=SimpleNamespace(steps=6), state=state, data=dict)
     follower: Any = SimpleNamespace(
-        check_job=lambda _: None, starts_at=lambda own: max(own, 6), to_device=dict, place_data=dict
+        check_job=lambda _: None, starts_at=lambda own: max(own, 6), to_device=dict, place_data=dict, narrow=True
     )
     assert [*follow(run, follower, None, check_finite=True)] == []
     assert asked == [6]
