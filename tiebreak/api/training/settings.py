@@ -141,7 +141,7 @@ def evaluations(run: Path) -> dict[int, float]:
     """The finite losses of the run in a folder on rows that are not learnt, by step."""
     path, found = run / LOSSES, dict[int, float]()
     for line in path.read_text("utf-8", "replace").splitlines() if path.is_file() else ():
-        with suppress(ValueError, TypeError, KeyError, OverflowError):  # of another, or half: its process was killed
+        with suppress(ValueError, TypeError, KeyError, OverflowError):  # a stranger's line, or one cut short
             one = parse_json(line.encode(), 1)
             found |= {one["step"]: one["loss"]} if isfinite(one["loss"]) else {}
     return found
