@@ -78,7 +78,7 @@ class Bundle:
 
     @property
     def cost(self) -> Cost:
-        """The cost of a step where one worker computes it on a CPU: in that order, with the state held as it is here."""
+        """The cost of a step for one worker on a CPU: in its order, with the state held as it is here."""
         return cost_of(self.program, rematerialized(self.program), sum(t.nbytes for t in self.state.values()))
 
     def roots(self) -> dict[str, str]:
