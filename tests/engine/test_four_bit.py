@@ -32,15 +32,16 @@ BLOCKS, KINDS = 600, [(kind, nested) for kind in ("nf4", "fp4") for nested in (T
 def every_number(kind: str, nested: bool, dtype: torch.dtype, size: int = 64) -> Any:
     """A layer that has all 16 codes with each of 256 bytes of a scale, in blocks of scales of other magnitudes."""
     generator = torch.Generator().manual_seed(3)
+    most = 4 if dtype == torch.float16 else 20  # powers of ten; some are subnormal in either
     codes = torch.stack([torch.randperm(size, generator=generator) % 16 for _ in range(BLOCKS)]).view(-1, 2)
     state = bnb.functional.QuantState(
-        absmax=torch.randn(BLOCKS, generator=generator).exp2() * 10.0 ** (torch.arange(BLOCKS) % 41 - 20),
+        absmax=torch.randn(BLOCKS, generator=generator).exp2() * 10.0 ** (torch.arange(BLOCKS) % (2 * most) - most),
         shape=torch.Size((BLOCKS // 3, 3 * size)), code=bnb.functional.get_4bit_type(kind, device="cpu"),
         blocksize=size, quant_type=kind, dtype=dtype,
     )  # fmt: skip
     if nested:
         outer = bnb.functional.QuantState(
-            absmax=torch.tensor([0.0312345, 1e-25, 7e20]), blocksize=256, dtype=torch.float32,
+            absmax=torch.tensor([0.0312345, 10.0 ** (-most - 5), 0.7 * 10.0**most]), blocksize=256, dtype=torch.float32,
             code=bnb.functional.create_dynamic_map(),
         )  # fmt: skip
         state = bnb.functional.QuantState(
@@ -72,7 +73,9 @@ class Numbers(nn.Module):
         return self.zero + 0 * unused.sum()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "f32"])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow), torch.float32], ids=str
+)
 @pytest.mark.parametrize(("kind", "nested"), slow_except(KINDS, KINDS[0], several=True))
 def test_every_code_and_scale_is_the_number_that_bitsandbytes_computes(
     kind: str, nested: bool, dtype: torch.dtype, cases: CaseCounter
@@ -96,6 +99,19 @@ def test_every_code_and_scale_is_the_number_that_bitsandbytes_computes(
     cases(len(pairs))
 
 
+def test_numbers_are_rounded_to_float16_as_torch_rounds(cases: CaseCounter) -> None:
+    """Around each number of float16, each middle between two, and the ends of FP32; a NaN stays one."""
+    halves = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.float16).float()
+    places = halves[:, None].view(torch.int32) + torch.tensor([0, 2**12])
+    given = torch.cat([(places + n).flatten() for n in (-1, 0, 1)] + [torch.arange(-9, 10, dtype=torch.int32)])
+    given = torch.cat([given, torch.arange(-(2**31), 2**31, 65_537).to(torch.int32)]).view(torch.float32)
+    found, expected = four_bit.to_f16(given), given.half().float()
+    assert torch.equal(found.isnan(), expected.isnan())
+    same = (found.view(torch.int32) == expected.view(torch.int32)) | expected.isnan()
+    assert not given[~same].tolist()
+    cases(len(given))
+
+
 def quantized(given: int = 64, out: int = 128, kind: str = "nf4", seed: int = 5, **more: Any) -> Any:
     weight = torch.randn(out, given, generator=torch.Generator().manual_seed(seed))
     weight = weight.to(more.pop("dtype", torch.float32))
@@ -115,6 +131,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "f32": {},
     "bf16": {"dtype": torch.bfloat16, "compute": torch.bfloat16},
     "bf16 weights in f32": {"dtype": torch.bfloat16},
+    "f16": {"dtype": torch.float16, "compute": torch.float16},
+    "f16 weights in f32": {"dtype": torch.float16},
+    "bf16 weights in f16": {"dtype": torch.bfloat16, "compute": torch.float16},
     "one scale": {"nested": False, "kind": "fp4"},
     "of the input": {"compute": None},
 }
@@ -203,8 +222,7 @@ REFUSED: dict[str, Any] = {
     "codes stored as torch.bfloat16": stored_as_bf16,
     "a bias that is trained": trained_bias,
     "weights that an evaluation on this CPU has rounded": packed_by_evaluation,
-    "weights of torch.float16": lambda: quantized(compute=torch.float16),
-    "weights of torch.float16, of which": lambda: quantized(dtype=torch.float16),
+    "weights of torch.float64, of which": lambda: quantized(compute=torch.float64),
     "rows of 96 weights in blocks of 64": lambda: quantized(96, 32),
     "a Linear4bit that is not quantized yet": lambda: bnb.nn.Linear4bit(4, 4),
     "a Linear8bitLt; only Linear4bit is held": lambda: bnb.nn.Linear8bitLt(4, 4),

@@ -9,7 +9,8 @@
 2. Eager PyTorch, in rehearsal and check, calls bitsandbytes' own `forward` on what the buffers hold.
 3. A trace has, in its place, what that computes on a CPU: number = map[code] * scale in FP32, rounded to the dtype of
    the input in the forward pass and to that of the quantized weight in the backward pass. Both passes unpack the codes
-   anew (`tiebreak::again`), or each layer's numbers would be kept from one to the other.
+   anew (`tiebreak::again`), or each layer's numbers would be kept from one to the other. Numbers of float16, of which
+   a program has no dtype, are those of FP32 that `to_f16` rounds to them.
 """
 
 import copy
@@ -29,7 +30,7 @@ from tiebreak.protocol.errors import ConfigurationError
 CODES: Final = "weight"
 SCALES, MAP = "weight.absmax", "weight.quant_map"
 NESTED_SCALES, NESTED_MAP, OFFSET = "weight.nested_absmax", "weight.nested_quant_map", "weight.offset"
-_DTYPES: Final = (torch.float32, torch.bfloat16)
+_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 _UNIT: Final = 256
 """Bytes are held in multiples of this many."""
 _PLACES: Final = torch.tensor([256**place for place in range(8)])
@@ -166,22 +167,24 @@ def decoded(model: nn.Module) -> Iterator[None]:
 def _traced(layer: Any, x: Tensor) -> Tensor:
     """The output of `Linear4bit.forward`."""
     dtype = layer.compute_dtype if layer.compute_type_is_set and layer.compute_dtype is not None else x.dtype
-    bias = None if layer.bias is None else layer.bias.to(dtype)
-    found: Tensor = _Product.apply(x.to(dtype), bias, layer)  # type: ignore[no-untyped-call]
+    held = torch.float32 if dtype == torch.float16 else dtype
+    bias = None if layer.bias is None else _rounded(layer.bias.to(held), dtype)
+    found: Tensor = _Product.apply(x.to(held), bias, layer, dtype)  # type: ignore[no-untyped-call]
     return found.to(x.dtype)
 
 
 class _Product(torch.autograd.Function):
-    """x W' + b, as bitsandbytes' `MatMul4Bit` computes it and the gradient of x."""
+    """x W' + b, as bitsandbytes' `MatMul4Bit` computes it and the gradient of x, in numbers of `dtype`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor | None, layer: Any) -> Tensor:
-        ctx.layer = layer
-        return F.linear(x, numbers(layer, x.dtype), bias)
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, layer: Any, dtype: torch.dtype) -> Tensor:
+        ctx.layer, ctx.dtype = layer, dtype
+        return _rounded(F.linear(_rounded(x, dtype), numbers(layer, dtype), bias), dtype)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return gradient @ numbers(ctx.layer, ctx.layer.quant_state.dtype).to(gradient.dtype), None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        weight = _rounded(numbers(ctx.layer, ctx.layer.quant_state.dtype).to(gradient.dtype), ctx.dtype)
+        return _rounded(_rounded(gradient, ctx.dtype) @ weight, ctx.dtype), None, None, None
 
 
 def numbers(layer: Any, dtype: torch.dtype) -> Tensor:
@@ -194,7 +197,25 @@ def numbers(layer: Any, dtype: torch.dtype) -> Tensor:
         scales = held[NESTED_MAP][codes] * outer[: len(codes)] + held[OFFSET]
     pairs: Tensor = F.embedding(_unpacked(held[CODES], count // 2), held[MAP][_NIBBLES])
     found: Tensor = pairs.view(-1, state.blocksize) * scales[:, None]
-    return found.view(tuple(state.shape)).to(dtype)
+    found = _rounded(found.view(tuple(state.shape)), dtype)
+    return found if dtype == torch.float16 else found.to(dtype)
+
+
+def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return to_f16(x) if dtype == torch.float16 else x
+
+
+def to_f16(x: Tensor) -> Tensor:
+    """The numbers of float16 nearest to those of FP32, ties to even, in FP32: infinite from 65,520 on.
+
+    The sum of x and 1.5 * 2^(e + 13), for |x| in [2^e, 2^(e + 1)), has an ulp of 2^(e - 10), that of float16 there;
+    2^e is found as in Rump, Ogita and Oishi's "Accurate floating-point summation" (2008).
+    """
+    size = x.abs().clamp(2.0**-14, 2.0**17) * (2**23 + 1)
+    shift = (size - size * (1 - 2**-24)) * (1.5 * 2**13)
+    near = (x + shift) - shift
+    signed = torch.where(near == 0, x * 0, near)
+    return torch.where(near.abs() < 2**16, signed, x * 2.0**120)
 
 
 def _unpacked(packed: Tensor, count: int) -> Tensor:
