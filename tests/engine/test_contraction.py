@@ -27,7 +27,7 @@ from tiebreak.protocol.program.rounding import SumKind
 
 LIBRARY = sums.build().library
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="needs a C compiler")
-ONE, INF = 0x3F800000, 0x7F800000
+ONE, INF, INFINITE = 0x3F800000, 0x7F800000, float("inf")
 HALF_ULP, FAR = 0x33800000, 0x0E800000
 HARD = [ONE, HALF_ULP, 1, FAR, FAR | 0x80000000]
 """1 + 2^-24 + 2^-149 beside +-2^-98: only integers decide it."""
@@ -56,6 +56,48 @@ def test_compiled_matrix_products_match_pure_torch(
                 found = Arithmetic(permute=permute, precision=precision).execute(instruction, operands, 0)
             assert torch.equal(found, right)
             cases()
+
+
+def few_bits(r: random.Random, rows: int, terms: int, hostile: Callable[[int], float]) -> torch.Tensor:
+    """Numbers of bfloat16 in rows; one of each row is what `hostile` says."""
+    generator = torch.Generator().manual_seed(r.randrange(2**32))
+    x = torch.randn(rows, terms, generator=generator).bfloat16().float()
+    for row in range(rows):
+        x[row, r.randrange(terms)] = hostile(row)
+    return x
+
+
+SPOILS: dict[str, Callable[[int], float]] = {
+    "none": lambda _: 1.0,
+    "zeros": lambda row: 0.0 if row % 2 else -1.0,
+    "small": lambda row: (1 + 2.0**-7) * 2.0 ** -(row % 60),
+    "large": lambda row: (1 + 2.0**-7) * 2.0 ** (row % 60),
+    "least": lambda row: 2.0**-149 if row % 3 else 1.0,
+    "longer": lambda row: 1 + 2.0 ** -(row % 24),
+    "not finite": lambda row: (1.0, INFINITE, -INFINITE, INFINITE - INFINITE, 2.0**100)[row % 5],
+}
+"""One number of each row of a factor, around the size from which on FP64 does not add exactly."""
+
+
+@pytest.mark.parametrize("spoils", SPOILS)
+def test_products_of_few_bits_are_exact(spoils: str, cases: Callable[[], None]) -> None:
+    """Ties are common among them, and where FP64 had no error they are decided without integers."""
+    r, (m, k, n) = random.Random(spoils), (70, 64, 61)
+    left, right = few_bits(r, m, k, SPOILS["none"]), few_bits(r, n, k, SPOILS[spoils])
+    for a, b, precision, *transposed in product((left, right), (left, right), (32, 24), (False, True), (False, True)):
+        i = matmul(len(a), k, len(b), transposed=transposed)
+        turned = zip((a.T if transposed[0] else a, b if transposed[1] else b.T), strict=False)
+        given = [x.contiguous().view(-1) for (x,) in turned]
+        found, arithmetic = (
+            Arithmetic(precision=precision, compiled=False).execute(i, given, 0),
+            Arithmetic(precision=precision),
+        )
+        assert torch.equal(arithmetic.execute(i, given, 0).nan_to_num(7.0), found.nan_to_num(7.0))
+        counts = arithmetic.stats.of("reduce.sum.products")
+        if spoils == "none" and precision == 32:
+            assert counts.undecided > len(a) + len(b)
+            assert counts.undecided_twice == 0
+        cases()
 
 
 FLAT = [
@@ -159,13 +201,16 @@ def settings_of(left: list[int], right: list[int] | None = None) -> list[tuple[I
     return [(alone, given), (many, among), (whole, [block.view(-1), columns.view(-1)])]
 
 
-ZERO = "/* -0 + 0 = +0 */"
+ZERO, EACH_TERM = "/* -0 + 0 = +0 */", "lowest_bit(at[unit ? term[0] + k : term[k]]);\n            "
 FAULTS = [
     (
         f"{ZERO}\n        open += !(upper == lower);",
         f"{ZERO}\n        open += !(c[j] == c[j]);",
     ),  # Ziv's test left out: FP64, then rounded
     ("return lowest > peak + k;", "return 1;"),  # no integers
+    ("UNIT - 52 - held", "UNIT - 400 - held"),  # sums of a block that FP64 has rounded pass for exact
+    ("lowest[r] = low < lowest[r] ? low : lowest[r];", "lowest[r] = low;"),  # columns of which one term is looked at
+    (f"{EACH_TERM}least = low < least ? low : least;", f"{EACH_TERM}least = low;"),  # rows as well
     ("(away & (l != 0) & -(~(integers)h & 1))", "0"),  # rounded twice
     (f"high[j] = upper + 0.0f; {ZERO}", "high[j] = upper;"),  # zero of either sign
     ("isfinite(open[s].e) ? value : NAN;", "value;"),  # infinities that should be NaN
@@ -213,6 +258,7 @@ ROWS = [
     [[0x49800000, 0x3D800000, 1]],  # 2^20 and half its ulp: more bits than FP64 has between the digits that decide
     [[ONE, HALF_ULP, 1], [0x3F800001, ONE, ONE]],
     [[ONE, ONE], [0x4B000001, 0x3F000000]],  # 2^23 + 1 lies in two limbs
+    [[ONE, HALF_ULP, ONE], [ONE, ONE, 0x1C800000]],  # rows are multiples of 2^-24, columns of 2^-70
 ]
 """Sums whose exact value lies next to a tie, is -0, or has no finite terms."""
 ROWS_OF_16_BITS = [

@@ -412,6 +412,10 @@ def _products() -> Iterator[_Case]:
     x, y = 32 * (*a, *(bits ^ _SIGN for bits in a)), tuple(bits for bits in b for _ in range(64))
     read = (Access(0, 0, (256, 0, 1)), x), (Access(1, 0, (0, 1, 64)), y)
     yield _sum_of((64, 64), (256,), *read, elements=(0, 65, 62 * 65, 63 * 65))
+    # Ties but for a factor far below the others of its column, which stands between them.
+    x, y = 12 * (_ONE, _ONE, 0x33800000), tuple(bits for bits in (0x3F800002, 0x1C800000, _ONE) for _ in range(12))
+    read = (Access(0, 0, (3, 0, 1)), x), (Access(1, 0, (0, 1, 12)), y)
+    yield _sum_of((12, 12), (3,), *read, elements=(0, 143))
     # Neither side has a dim of its own: a product row by row.
     flat = _rows(48, 5)
     ones = tuple(_ONE for _ in flat)

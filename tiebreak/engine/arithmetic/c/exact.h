@@ -327,12 +327,14 @@ static void settle(const terms *t, element *open, int64_t count, progress *share
 
 /* ---- Ziv's test ---- */
 
-/* Ziv's test of one row of results +- left * right[j]: results in `high`; how many are undecided (`is_open`). */
+/* Ziv's test of one row of results +- left * right[j]: results in `high`; how many are undecided (`is_open`). With `lowest`,
+ * a result is exact if size * right[j] is at most 2^lowest[j]. */
 static inline __attribute__((always_inline)) int test_with(
-    const double *restrict c, double left, const double *restrict right, int64_t n, float *restrict high, const int precision) {
+    const double *restrict c, double left, const double *restrict right, int64_t n, float *restrict high, const int precision,
+    const int32_t *restrict lowest, double size) {
     int open = 0;
     for (int64_t j = 0; j < n; j++) {
-        const double e = left * right[j];
+        const double e = lowest && size * right[j] <= power_of_two(lowest[j]) ? 0 : left * right[j];
         const float upper = round_to(c[j] + e, precision), lower = round_to(c[j] - e, precision);
         high[j] = upper + 0.0f; /* -0 + 0 = +0 */
         open += !(upper == lower);
@@ -342,7 +344,7 @@ static inline __attribute__((always_inline)) int test_with(
 
 static int test_row(
     const double *restrict c, double left, const double *restrict right, int64_t n, float *restrict high, int precision) {
-    return precision == 32 ? test_with(c, left, right, n, high, 32) : test_with(c, left, right, n, high, precision);
+    return precision == 32 ? test_with(c, left, right, n, high, 32, 0, 0) : test_with(c, left, right, n, high, precision, 0, 0);
 }
 
 /* The first of a row's undecided elements from j on; n if there is none. */

@@ -30,6 +30,7 @@ typedef struct {
     double *a, *b, *c, *group, *squares_a, *squares_b; /* c and group: rows of `row` elements */
     float *high; /* a row of results */
     int *opens;  /* undecided elements of each row */
+    int32_t *lowest_a, *lowest_b; /* of a row's, a column's terms that are not zero: the lowest bit, from 2^-149 up */
     int *beside; /* whether each four columns' results lie side by side */
     size_t bytes;
     void *memory;
@@ -43,7 +44,7 @@ static size_t padded(size_t count) { return (count + 63) & ~(size_t)63; }
 static int make_room(int64_t block_m, int64_t block_n) {
     const size_t m = padded((size_t)block_m + MR), n = padded((size_t)block_n + NR);
     const size_t doubles = m * KC + n * KC + 2 * m * n + m + n;
-    const size_t bytes = 8 * doubles + 4 * (2 * n + m) + 256;
+    const size_t bytes = 8 * doubles + 4 * (3 * n + 2 * m) + 256;
     if (bytes > held.bytes) {
         free(held.memory);
         held.memory = aligned_alloc(64, padded(bytes));
@@ -59,6 +60,8 @@ static int make_room(int64_t block_m, int64_t block_n) {
     held.high = (float *)(held.squares_b + n);
     held.opens = (int *)(held.high + n);
     held.beside = held.opens + m;
+    held.lowest_a = held.beside + n;
+    held.lowest_b = held.lowest_a + m;
     return 1;
 }
 
@@ -104,6 +107,45 @@ static void accumulate(const contraction *t, const block *at, int64_t k0, int64_
         if (k == k0) continue;
         for (int64_t i = 0; i < at->m; i++)
             for (int64_t j = 0; j < at->n; j++) held.c[i * row + j] += c[i * row + j];
+    }
+}
+
+/* ---- sums of a block that FP64 has added exactly ----
+ *
+ * If all terms of a row and a column are multiples of u, and the sum of their magnitudes, which the product of their norms
+ * bounds, is at most 2^53 u, then whatever is added of them, in any order, has no error. So are most sums of 64 products of
+ * bfloat16, of which many are ties: products have 16 bits. */
+
+typedef uint32_t pattern __attribute__((may_alias)); /* of an f32 */
+
+/* The lowest bit of a number, from 2^-149 up; 1000 of zero. */
+static inline int32_t lowest_bit(pattern x) {
+    const int32_t exponent = x >> 23 & 0xff, normal = exponent != 0, m = (int32_t)(x & 0x7fffff) | normal << 23;
+    const float bit = (float)(m & -m);
+    pattern of_bit;
+    memcpy(&of_bit, &bit, sizeof bit);
+    return m ? exponent - normal + (int32_t)(of_bit >> 23) - 127 : 1000;
+}
+
+static OUTSIDE void find_lowest(
+    const float *from, const int64_t *row, int64_t rows, const int64_t *term, int64_t count, int32_t *restrict lowest) {
+    const int beside = consecutive(row, rows), unit = consecutive(term, count);
+    for (int64_t r = 0; r < rows; r++) lowest[r] = 1000;
+    for (int64_t k = 0; beside && k < count; k++) {
+        const pattern *at = (const void *)(from + row[0] + term[k]);
+        for (int64_t r = 0; r < rows; r++) {
+            const int32_t low = lowest_bit(at[r]);
+            lowest[r] = low < lowest[r] ? low : lowest[r];
+        }
+    }
+    for (int64_t r = 0; !beside && r < rows; r++) {
+        const pattern *at = (const void *)(from + row[r]);
+        int32_t least = 1000;
+        for (int64_t k = 0; k < count; k++) {
+            const int32_t low = lowest_bit(at[unit ? term[0] + k : term[k]]);
+            least = low < least ? low : least;
+        }
+        lowest[r] = least;
     }
 }
 
@@ -184,7 +226,6 @@ typedef struct {
 } wide;
 static _Thread_local wide wide_sums;
 
-typedef uint32_t pattern __attribute__((may_alias)); /* of an f32 */
 /* The lowest bit of each term's factors in n columns that are not zero. */
 static OUTSIDE void find_common(
     const float *b, const int64_t *row_n, int64_t n, const int64_t *b_k, int64_t count, uint32_t *restrict common) {
@@ -627,23 +668,44 @@ static void put_results(const float *high, const int64_t *place, int64_t n, floa
             for (int64_t s = j; s < j + 4 && s < n; s++) to[place[s]] = high[s];
 }
 
+/* Ziv's test of a block; with `grid`, where FP64 sums may be exact. Returns how many elements are undecided, in `rows`. */
+static int64_t test_block(const contraction *t, const block *at, int64_t row, int precision, int grid, int64_t *rows) {
+    const int64_t *place = t->out_n + at->n0;
+    const int unit = consecutive(place, at->n);
+    int64_t opens = *rows = 0;
+    for (int64_t j = 0; !unit && j < at->n; j += 4) held.beside[j / 4] = j + 4 <= at->n && consecutive(place + j, 4);
+    for (int64_t i = 0; i < at->m; i++) {
+        if (grid && !held.opens[i]) continue;
+        const double norm = sqrt(held.squares_a[i]), left = norm * t->coefficient, *c = held.c + i * row;
+        float *to = t->out + t->out_batch[at->batch] + t->out_m[at->m0 + i], *high = unit ? to + place[0] : held.high;
+        if (grid) { /* half of 2^53: norms are rounded */
+            const double size = norm * power_of_two(UNIT - 52 - held.lowest_a[i]);
+            held.opens[i] = precision == 32 ? test_with(c, left, held.squares_b, at->n, high, 32, held.lowest_b, size)
+                : test_with(c, left, held.squares_b, at->n, high, precision, held.lowest_b, size);
+        } else held.opens[i] = test_row(c, left, held.squares_b, at->n, high, precision);
+        opens += held.opens[i];
+        *rows += held.opens[i] > 0;
+        if (!unit) put_results(high, place, at->n, to);
+    }
+    return opens;
+}
+
 static void finish_block(const contraction *t, const block *at, int64_t row, progress *shared) {
     const float *a = t->a + t->a_batch[at->batch], *b = t->b + t->b_batch[at->batch];
     float *out = t->out + t->out_batch[at->batch];
     for (int64_t j = 0; j < at->n; j++) held.squares_b[j] = sqrt(held.squares_b[j]);
     const int64_t *place = t->out_n + at->n0;
-    const int unit = consecutive(place, at->n), precision = (int)shared->precision;
-    int64_t opens = 0, rows = 0, waiting = 0;
-    for (int64_t j = 0; !unit && j < at->n; j += 4) held.beside[j / 4] = j + 4 <= at->n && consecutive(place + j, 4);
-    for (int64_t i = 0; i < at->m; i++) {
-        const double left = sqrt(held.squares_a[i]) * t->coefficient;
-        float *to = out + t->out_m[at->m0 + i], *high = unit ? to + place[0] : held.high;
-        held.opens[i] = test_row(held.c + i * row, left, held.squares_b, at->n, high, precision);
-        opens += held.opens[i];
-        rows += held.opens[i] > 0;
-        if (!unit) put_results(high, place, at->n, to);
+    const int precision = (int)shared->precision, logs = shared->limit > 0;
+    int64_t rows, waiting = 0, opens = test_block(t, at, row, precision, 0, &rows);
+    if (!logs && opens > at->m + at->n) {
+        const int64_t started = now(), found = opens;
+        find_lowest(a, t->a_m + at->m0, at->m, t->a_k, t->k, held.lowest_a);
+        find_lowest(b, t->b_n + at->n0, at->n, t->b_k, t->k, held.lowest_b);
+        opens = test_block(t, at, row, precision, 1, &rows);
+        shared->undecided += found - opens;
+        shared->nanoseconds += now() - started;
     }
-    const int dense = opens >= WIDE && opens * DENSE >= rows * at->n && !(shared->limit > 0);
+    const int dense = opens >= WIDE && opens * DENSE >= rows * at->n && !logs;
     if (!opens || (dense && settle_block(t, at, row, opens, shared))) return;
     const terms from = {t->a_k, t->b_k, t->k, 1};
     element open[OPEN];
