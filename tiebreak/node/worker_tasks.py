@@ -190,14 +190,15 @@ class WorkerTasks:
         run, device = open_offer(self._folder(task.job)), self._machine.device
         use_threads(self._machine.threads)
         memory = system.memory_bytes() if device == "cpu" else torch.cuda.get_device_properties(device).total_memory
-        here = device == "cpu" and not run.job.is_logged
-        peak = planned_peak(run.program, rematerialized(run.program)) if here else None
-        held = run.state_path(0).stat().st_size if here else None
-        require_memory(run.program, memory // (2 * self._settings.processes), peak=peak, held=held)
-        rate = max(rate_of(dtype, device) for dtype in (torch.float32, torch.float64))
-        least, most = cost_of(run.program).flops / rate, self._settings.trial_seconds
+        cost, rate = cost_of(run.program), max(rate_of(dtype, device) for dtype in (torch.float32, torch.float64))
+        least, most = cost.flops / rate, self._settings.trial_seconds
         if least > most:
             raise CannotCheck(f"expected a step in {most} s, got one that takes {least:.3g} s or more here")
+        peak = held = None
+        if device == "cpu" and not run.job.is_logged:
+            peak = planned_peak(run.program, rematerialized(run.program))
+            held = run.state_path(0).stat().st_size + cost.changed_bytes // 2  # of which a file may have half the bytes
+        require_memory(run.program, memory // (2 * self._settings.processes), peak=peak, held=held)
         return Answer(seconds=seconds_per_step(run, self._machine))
 
     def _compute(self, task: tasks.Compute) -> Answer:
