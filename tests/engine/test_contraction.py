@@ -258,7 +258,6 @@ ROWS = [
     [[0x49800000, 0x3D800000, 1]],  # 2^20 and half its ulp: more bits than FP64 has between the digits that decide
     [[ONE, HALF_ULP, 1], [0x3F800001, ONE, ONE]],
     [[ONE, ONE], [0x4B000001, 0x3F000000]],  # 2^23 + 1 lies in two limbs
-    [[ONE, HALF_ULP, ONE], [ONE, ONE, 0x1C800000]],  # rows are multiples of 2^-24, columns of 2^-70
 ]
 """Sums whose exact value lies next to a tie, is -0, or has no finite terms."""
 ROWS_OF_16_BITS = [
@@ -282,9 +281,20 @@ def scattered() -> list[tuple[Instruction, list[torch.Tensor]]]:
     return [(plain, [data]), (products, [data, torch.ones_like(data)])]
 
 
+def mixed() -> list[tuple[Instruction, list[torch.Tensor]]]:
+    """Blocks of ties, and of some that a factor far below the others of its column, or its row, decides."""
+    made = []
+    for rows, columns in (12, 1), (8, 12):
+        left, right = torch.ones(12, 4), torch.ones(4, 12)
+        left[:rows, 1], left[rows:, 1], left[:, 3] = 0, 2.0**-70, 2.0**-24
+        right[0], right[2, :columns], right[2, columns:] = 1 + 2.0**-22, 0, 2.0**-70
+        made.append((matmul(12, 4, 12), [left.view(-1), right.view(-1)]))
+    return made
+
+
 @cache
 def hard_sums(kind: str) -> list[tuple[Instruction, list[torch.Tensor], list[int]]]:
-    made = scattered() if kind == "scattered" else []
+    made = {"scattered": scattered, "32 bits": mixed}.get(kind, list)()
     for row in {"32 bits": ROWS, "16 bits": ROWS_OF_16_BITS}.get(kind, []):
         for order in (row, [factors[::-1] for factors in row]):
             made += settings_of(*order)

@@ -412,10 +412,12 @@ def _products() -> Iterator[_Case]:
     x, y = 32 * (*a, *(bits ^ _SIGN for bits in a)), tuple(bits for bits in b for _ in range(64))
     read = (Access(0, 0, (256, 0, 1)), x), (Access(1, 0, (0, 1, 64)), y)
     yield _sum_of((64, 64), (256,), *read, elements=(0, 65, 62 * 65, 63 * 65))
-    # Ties but for a factor far below the others of its column, which stands between them.
-    x, y = 12 * (_ONE, _ONE, 0x33800000), tuple(bits for bits in (0x3F800002, 0x1C800000, _ONE) for _ in range(12))
-    read = (Access(0, 0, (3, 0, 1)), x), (Access(1, 0, (0, 1, 12)), y)
-    yield _sum_of((12, 12), (3,), *read, elements=(0, 143))
+    # Ties, and some that a factor far below the others of its column, or its row, decides; eight rows begin with a tie.
+    for rows, columns in (12, 1), (8, 12):
+        x = tuple(bits for row in range(12) for bits in (_ONE, 0x1C800000 * (row >= rows), _ONE, 0x33800000))
+        y = (*12 * (0x3F800002,), *12 * (_ONE,), *columns * (0,), *(12 - columns) * (0x1C800000,), *12 * (_ONE,))
+        read = (Access(0, 0, (4, 0, 1)), x), (Access(1, 0, (0, 1, 12)), y)
+        yield _sum_of((12, 12), (4,), *read, elements=(0, 11, 132, 143))
     # Neither side has a dim of its own: a product row by row.
     flat = _rows(48, 5)
     ones = tuple(_ONE for _ in flat)

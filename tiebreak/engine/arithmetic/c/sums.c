@@ -116,6 +116,9 @@ static void accumulate(const contraction *t, const block *at, int64_t k0, int64_
  * bounds, is at most 2^53 u, then whatever is added of them, in any order, has no error. So are most sums of 64 products of
  * bfloat16, of which many are ties: products have 16 bits. */
 
+#define MANY 16 /* a row's and a column's lowest bits are found in the time in which one term in so many is summed exactly */
+#define TRIED 8
+
 typedef uint32_t pattern __attribute__((may_alias)); /* of an f32 */
 
 /* The lowest bit of a number, from 2^-149 up; 1000 of zero. */
@@ -690,6 +693,23 @@ static int64_t test_block(const contraction *t, const block *at, int64_t row, in
     return opens;
 }
 
+/* Whether most of a few undecided elements, one a row, are sums on a grid. */
+static int seems_exact(const contraction *t, const block *at, int64_t row, int precision) {
+    const float *a = t->a + t->a_batch[at->batch], *b = t->b + t->b_batch[at->batch];
+    const terms from = {t->a_k, t->b_k, t->k, 1};
+    int64_t looked = 0, found = 0, k = 1;
+    while ((int64_t)1 << k < t->k) k++;
+    for (int64_t i = 0; i < at->m && looked < TRIED; i++) {
+        if (!held.opens[i]) continue;
+        const double left = sqrt(held.squares_a[i]) * t->coefficient;
+        const int64_t j = next_open(held.c + i * row, left, held.squares_b, 0, at->n, precision);
+        const element open = {.a = a + t->a_m[at->m0 + i], .b = b + t->b_n[at->n0 + j]};
+        found += on_grid(&from, &open, k);
+        looked++;
+    }
+    return 2 * found > looked;
+}
+
 static void finish_block(const contraction *t, const block *at, int64_t row, progress *shared) {
     const float *a = t->a + t->a_batch[at->batch], *b = t->b + t->b_batch[at->batch];
     float *out = t->out + t->out_batch[at->batch];
@@ -697,7 +717,7 @@ static void finish_block(const contraction *t, const block *at, int64_t row, pro
     const int64_t *place = t->out_n + at->n0;
     const int precision = (int)shared->precision, logs = shared->limit > 0;
     int64_t rows, waiting = 0, opens = test_block(t, at, row, precision, 0, &rows);
-    if (!logs && opens > at->m + at->n) {
+    if (!logs && opens * MANY > at->m + at->n && seems_exact(t, at, row, precision)) {
         const int64_t started = now(), found = opens;
         find_lowest(a, t->a_m + at->m0, at->m, t->a_k, t->k, held.lowest_a);
         find_lowest(b, t->b_n + at->n0, at->n, t->b_k, t->k, held.lowest_b);
