@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+sys.modules |= dict.fromkeys(("wandb", "mlflow"))  # nobody reports to them here, and TRL would load them
+
 import torch
 import trl
 from datasets import Dataset

@@ -103,7 +103,7 @@ MANY = [
 
 @pytest.mark.parametrize(
     ("width", "choices"),
-    [(5, FEW), pytest.param(5, MANY, marks=pytest.mark.slow), pytest.param(37, MANY, marks=pytest.mark.slow)],
+    [(5, FEW), pytest.param(5, MANY, marks=pytest.mark.nightly), pytest.param(37, MANY, marks=pytest.mark.slow)],
 )
 def test_the_program_draws_among_the_candidates_of_the_definition(
     width: int, choices: list[tuple[int, float, float]], cases: CaseCounter

@@ -172,10 +172,16 @@ CASES: Final[dict[str, dict[str, Any]]] = {
     "another temperature": {"temperature": 0.7, "top_k": 50, "num_iterations": 2},
     "RLOO": {"kind": RLOOTrainer, **_TWICE},
 }  # fmt: skip
+OTHERS: Final = {
+    "LoRA, an adapter trained before", "a step of several generations", "dr_grpo", "luspo, by sequence", "sapo", "vespo",
+    "rewards that are awaited, two of them", "rewards normalised by batch, fixed length", "another temperature",
+}  # fmt: skip
+"""Cases whose losses and settings TRL computes in the same places as those of the others."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [case for case in CASES if CASES[case].get("model") is not tiny])
+@pytest.mark.parametrize(
+    "case", slow_except((case for case in CASES if CASES[case].get("model") is not tiny), nightly=OTHERS)
+)
 def test_steps_are_those_of_trl_on_the_same_rollouts(tmp_path: Path, case: str) -> None:
     both(tmp_path, **CASES[case])
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import tiebreak
+from tests.parts import slow_except
 from tests.source_tree import ROOT
 from tests.tiebreak.parties import Once
 
@@ -61,9 +62,7 @@ def root(folder: Path) -> str:
 COUNTS = {"sft": (1, 2, 4), "dpo": (1, 2, 4), "classification": (1, 2), "accumulation": (2, 4)}
 
 
-@pytest.mark.parametrize(
-    "kind", ["sft", pytest.param("dpo", marks=pytest.mark.nightly), "classification", "accumulation"]
-)
+@pytest.mark.parametrize("kind", slow_except(COUNTS, nightly=("dpo", "classification")))
 def test_the_number_of_processes_is_in_no_root_and_logs_are_the_launched_originals(tmp_path: Path, kind: str) -> None:
     """With shards on every process. Rows of DPO's batches are no examples: each reports on all of them."""
     first, *others = COUNTS[kind]

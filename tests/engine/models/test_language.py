@@ -152,7 +152,7 @@ NETWORKS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", slow_except(NETWORKS))
+@pytest.mark.parametrize("name", slow_except(NETWORKS, nightly=("gru", "rnn")))
 def test_recurrent_models_are_trained_audited_and_refereed(name: str, cases: Callable[..., None]) -> None:
     make, width = NETWORKS[name]
     model = randomised(Reader(make(), width), seed=2, scale=0.2)
