@@ -14,8 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-sys.modules |= dict.fromkeys(("wandb", "mlflow"))  # nobody reports to them here, and TRL would load them
-
 import torch
 import trl
 from datasets import Dataset
@@ -27,6 +25,9 @@ from tests.tiebreak.hf_cases import arguments, encoded, llama, preferences, text
 from tests.tiebreak.hf_scripts import classified, plain
 from tests.waiting import free_port
 from tiebreak.engine.distributed import partition
+
+# Nobody reports to them here, and TRL's trainers would load them.
+vars(sys)["modules"] |= dict.fromkeys(("wandb", "mlflow"))
 
 
 def _llama() -> Any:

@@ -11,9 +11,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from tests.parts import slow_except
 from tests.engine.lowering_bench import make_task
 from tests.engine.together import train_alone, train_together
+from tests.parts import slow_except
 from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.distributed import partition
 
