@@ -181,11 +181,7 @@ EACH_WITH_ONE = set(zip((PRODUCTS, PLAIN, SCATTER), CHEATS, strict=True))
 
 @pytest.mark.parametrize(
     ("leaf", "what"),
-    slow_except(
-        LEAVES_AND_CHEATS,
-        nightly={*LEAVES_AND_CHEATS} - EACH_WITH_ONE - {(PLAIN, "off without an entry")},
-        several=True,
-    ),
+    slow_except(LEAVES_AND_CHEATS, nightly={*LEAVES_AND_CHEATS} - EACH_WITH_ONE, several=True),
 )
 def test_party_that_ignores_the_rounding_log_loses(chain: EmbeddedChain, leaf: int, what: str) -> None:
     """The partial sums are true. A long sum's last one does not give the claimed bits: there is nothing to show."""

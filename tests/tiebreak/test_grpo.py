@@ -173,8 +173,9 @@ CASES: Final[dict[str, dict[str, Any]]] = {
     "RLOO": {"kind": RLOOTrainer, **_TWICE},
 }  # fmt: skip
 OTHERS: Final = {
-    "LoRA, an adapter trained before", "a step of several generations", "dr_grpo", "luspo, by sequence", "sapo", "vespo",
-    "rewards that are awaited, two of them", "rewards normalised by batch, fixed length", "another temperature",
+    "LoRA, an adapter trained before", "a step of several generations", "dr_grpo", "luspo, by sequence", "sapo",
+    "vespo", "rewards that are awaited, two of them", "rewards normalised by batch, fixed length",
+    "another temperature",
 }  # fmt: skip
 """Cases whose losses and settings TRL computes in the same places as those of the others."""
 
