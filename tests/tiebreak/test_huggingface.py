@@ -120,7 +120,8 @@ def test_logging_integrations_and_evaluation_change_no_bit(
 FURTHER = (
     "GPT-2, last batch dropped", "Llama, activation checkpointing", "BERT, masks, evaluation by steps",
     "BERT, sentences", "BERT, choices", "Prompt tuning", "P-tuning", "SFT, GPT-2", "SFT, evaluation",
-    "SFT, packed, LoRA", "SFT, packed, wrapped", "SFT, chats", "DPO, LoRA, accumulation", "DPO, reference computed before",
+    "SFT, packed, LoRA", "SFT, packed, wrapped", "SFT, chats", "DPO, LoRA, accumulation",
+    "DPO, reference computed before",
 )  # fmt: skip
 """Scripts each of whose features another one has, or a test of that feature."""
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from trl import RLOOTrainer
 
 import tiebreak
+from tests.parts import slow_except
 from tests.tiebreak.hf_cases import VOCABULARY, Interrupts, llama
 from tests.tiebreak.hf_scripts import lora
 from tests.tiebreak.test_grpo import made, prompts, tiny
@@ -90,18 +91,17 @@ def test_whoever_drafts_reaches_the_same_root(honest: tiebreak.Run, tmp_path: Pa
     assert drafts is narrow or sampler.corrected > sampler.drafted / 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"adapter": lora(), "model": llama, "beta": 0.1}, {"kind": RLOOTrainer}, {"beta": 0.1},
-        {"gradient_accumulation_steps": 1, "max_completion_length": 1}, {"loss_type": "dr_grpo", "temperature": 2.0},
-        {"top_k": 5, "top_p": 0.8}, {"kind": RLOOTrainer, "top_p": 0.6, "temperature": 1.5},
-    ],
-    ids=["LoRA, KL", "RLOO", "KL", "one token", "hot", "top-k, top-p", "RLOO, top-p"],
-)  # fmt: skip
-def test_all_settings_sample_what_their_steps_check(tmp_path: Path, more: dict[str, Any]) -> None:
-    run, sampled = trained(tmp_path / "run", check="full", **more)
+SETTINGS: dict[str, dict[str, Any]] = {
+    "LoRA, KL": {"adapter": lora(), "model": llama, "beta": 0.1}, "RLOO": {"kind": RLOOTrainer}, "KL": {"beta": 0.1},
+    "one token": {"gradient_accumulation_steps": 1, "max_completion_length": 1},
+    "hot": {"loss_type": "dr_grpo", "temperature": 2.0}, "top-k, top-p": {"top_k": 5, "top_p": 0.8},
+    "RLOO, top-p": {"kind": RLOOTrainer, "top_p": 0.6, "temperature": 1.5},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", slow_except(SETTINGS, nightly=("KL", "hot", "RLOO, top-p")))
+def test_all_settings_sample_what_their_steps_check(tmp_path: Path, name: str) -> None:
+    run, sampled = trained(tmp_path / "run", check="full", **SETTINGS[name])
     assert sampled == 1.0
     assert run.audit().agrees
 
@@ -109,9 +109,10 @@ def test_all_settings_sample_what_their_steps_check(tmp_path: Path, more: dict[s
 @pytest.mark.slow
 def test_whoever_drafts_among_candidates_reaches_the_same_root(tmp_path: Path) -> None:
     roots = set[str]()
-    for name, drafts in (("plain", PLAIN), ("narrow", narrow), ("other", other)):
+    for drafts in (narrow, other):
         with replaced(sampled_rollouts, drafts=drafts):
-            run, sampled = trained(tmp_path / name, top_k=6, top_p=0.7, temperature=1.5)
+            settings = {"top_k": 6, "top_p": 0.7, "temperature": 1.5, "gradient_accumulation_steps": 1}
+            run, sampled = trained(tmp_path / drafts.__name__, **settings)
         assert sampled == 1.0
         roots.add(run.root)
     assert len(roots) == 1
