@@ -307,8 +307,7 @@ BUFFERED: dict[str, tuple[dict[str, Any], int]] = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", BUFFERED)
+@pytest.mark.parametrize("case", slow_except(BUFFERED, nightly=("two iterations", "RLOO, KL in the reward")))
 def test_rewards_of_buffered_rollouts_are_computed_again(tmp_path: Path, case: str) -> None:
     more, checked = BUFFERED[case]
     tiebreak.hf.train(trainer(tmp_path / "run", max_steps=6, **more), check="none")
