@@ -216,6 +216,7 @@ def test_losses_are_those_of_trl_while_ratios_are_clipped(run: tiebreak.Run, tmp
         torch.testing.assert_close(run.state_dict()[name], tensor, rtol=1e-3, atol=5e-4)
 
 
+@pytest.mark.slow
 def test_an_audit_agrees_and_a_forged_advantage_or_token_is_refused(run: tiebreak.Run, tmp_path: Path) -> None:
     assert run.audit().agrees
     for name, dtype in (("advantages", torch.float32), ("completion_ids", torch.int64)):
