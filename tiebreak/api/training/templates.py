@@ -135,7 +135,7 @@ def _tokens(tokenizer: Any, messages: list[Any], first: int, more: dict[str, Any
 
 
 def serve(folder: str, seconds: int) -> None:
-    """Answers the lines of stdin with the template of a folder, each in at most so many seconds of its processor."""
+    """Answers each line of stdin with the template of a folder, in at most `seconds` of processor time."""
     with os.fdopen(os.dup(1), "w", encoding="ascii") as answers:
         os.dup2(2, 1)  # what libraries print is no answer
         tokenizer = loaded(AutoTokenizer, Path(folder))
