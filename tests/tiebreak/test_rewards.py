@@ -252,7 +252,7 @@ def test_rewards_of_rollouts_that_no_step_checks_are_declared(tmp_path: Path) ->
     assert reward_kinds(tmp_path / "plain" / "run") == {"advantages": "declared"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_interrupted_run_with_rewards_reaches_the_same_root(tmp_path: Path) -> None:
     given: dict[str, Any] = {
         "data": data, "reward": [NumberMatch("number", TOKENS), Length(3)], "max_steps": 6, "save_strategy": "steps",

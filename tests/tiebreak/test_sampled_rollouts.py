@@ -1,5 +1,6 @@
 """Rollouts that a step's program checks: the same for whoever drafts, and no others pass."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,6 +14,8 @@ from torch import Tensor
 from trl import RLOOTrainer
 
 import tiebreak
+from tests.conftest import CaseCounter
+from tests.engine.processes import printed
 from tests.parts import slow_except
 from tests.tiebreak.hf_cases import VOCABULARY, Interrupts, llama
 from tests.tiebreak.hf_scripts import lora
@@ -323,3 +326,12 @@ def test_declared_rewards_with_kl_of_the_weights_of_the_moment_are_computed_agai
     more = {"kind": RLOOTrainer, "beta": 0.1, "max_steps": 2}
     trained(tmp_path / "run", **more)
     assert tiebreak.hf.check_rewards(trainer(tmp_path / "run", **more)) == 2
+
+
+@pytest.mark.nightly
+def test_a_killed_run_samples_and_commits_the_same(tmp_path: Path, cases: CaseCounter) -> None:
+    """Killed twenty times at any moment, in the middle of a draft too."""
+    found = json.loads(printed("-W", "ignore", "-m", "tests.tiebreak.sampling_kills", str(tmp_path), "20"))
+    assert all(found["equal"])
+    assert found["killed"]["drafting"] > 0
+    cases(sum(found["killed"].values()))
