@@ -173,6 +173,7 @@ def test_layers_with_4_bit_weights_are_checked_on_a_slice() -> None:
     assert made.check == "slice"
 
 
+@pytest.mark.slow
 def test_other_numbers_than_bitsandbytes_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers, model = four_bit.numbers, between()
     monkeypatch.setattr(four_bit, "numbers", lambda *given: numbers(*given) * 1.001)

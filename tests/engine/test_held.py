@@ -99,7 +99,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", slow_except(CASES, "bf16"))
+@pytest.mark.parametrize("name", slow_except(CASES))
 def test_a_slices_frozen_weights_are_the_models_own(name: str, small: list[tuple[torch.dtype, int]]) -> None:
     """In bfloat16 the reference is FP32: its logits take half the memory, and its roundings are nothing to those."""
     torch.manual_seed(0)
