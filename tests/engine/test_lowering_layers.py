@@ -26,6 +26,7 @@ ACTIVATIONS: dict[str, nn.Module] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_activation_layers_match_eager_pytorch(cases: CaseCounter) -> None:
     check_modules(ACTIVATIONS, (3, 4))
     cases(len(ACTIVATIONS))

@@ -244,6 +244,7 @@ class Deceiving(LogsInProgress):
         return sums
 
 
+@pytest.mark.slow
 def test_a_trainer_that_computes_with_another_advantage_than_it_publishes_is_convicted(
     run: tiebreak.Run, tmp_path: Path
 ) -> None:
