@@ -221,7 +221,7 @@ def test_a_state_that_is_not_finite_stops_all_workers(tiny: Captured) -> None:
 
 
 @pytest.mark.parametrize(
-    ("held", "workers"), slow_except([(1, 1), (1, 3), (64, 8), (1 << 10, 2)], nightly=[(1, 1)], several=True)
+    ("held", "workers"), slow_except([(1, 1), (1, 3), (64, 8), (1 << 10, 2)], (1, 3), several=True)
 )
 def test_a_plan_predicts_the_bytes_that_a_step_sends(held: int, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "LEAST", held)
