@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+import tests.tiebreak.absent_libraries  # isort: skip  # noqa: F401  # before what would load them
+
 import torch
 import trl
 from datasets import Dataset
@@ -25,9 +27,6 @@ from tests.tiebreak.hf_cases import arguments, encoded, llama, preferences, text
 from tests.tiebreak.hf_scripts import classified, plain
 from tests.waiting import free_port
 from tiebreak.engine.distributed import partition
-
-# Nobody reports to them here, and TRL's trainers would load them.
-vars(sys)["modules"] |= dict.fromkeys(("wandb", "mlflow"))
 
 
 def _llama() -> Any:
