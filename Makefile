@@ -16,7 +16,7 @@ TOOLS_STAMP := $(TOOLS)/.installed-$(shell cksum < .github/tools.txt | cut -d' '
 COMPILER := .venv-wasm
 COMPILER_STAMP := $(COMPILER)/.installed-$(shell cksum < recheck/compiler.txt | cut -d' ' -f1)
 # Many slow tests wait for blocks and for windows to end.
-SLOW_WORKERS ?= 4
+SLOW_WORKERS ?= 3
 # Some containers switch byte code off: then every worker, and every command that a test starts, compiles all it imports.
 export PYTHONDONTWRITEBYTECODE :=
 # The stamp is keyed on what is installed: a change of either file installs again.

@@ -19,9 +19,9 @@ def free_port() -> int:
             return port
 
 
-def until(is_so: Callable[[], bool], seconds: float = 20) -> None:
-    """Poll a condition until it holds; fails after `seconds`."""
+def until(is_so: Callable[[], bool], seconds: float = 20, pause: float = 0.02) -> None:
+    """Polls a condition every `pause` seconds until it holds; fails after `seconds`."""
     end = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < end, f"it did not come to that in {seconds:g} s"
-        time.sleep(0.02)
+        time.sleep(pause)

@@ -36,6 +36,7 @@ def test_random_programs_with_chains_match_the_integer_reference(seed: int) -> N
     check_program(seed, 40)
 
 
+@pytest.mark.slow
 def test_random_programs_have_chains(cases: Callable[[int], None]) -> None:
     """Else the property above says nothing."""
     made = [check_program(seed, 60) for seed in range(20)]

@@ -179,6 +179,9 @@ PAIRS = [
     *((before, cut) for k, before in enumerate(BEFORE) for cut in [*CUTS, *CUTS][k % 7 :: 3][:3]),
 ]
 """Three cuts, in turn, after each way to come to the axis."""
+QUICK = (("alone", "sqrt"), ("conjugate rfft", "sqrt"))
+OTHERS = [*PAIRS[2::3], *PAIRS[3::3]]
+"""After each way, the two cuts that follow the first; `make nightly` tries them."""
 
 
 class OnTheAxis(nn.Module):
@@ -199,9 +202,7 @@ class OnTheAxis(nn.Module):
         return (found * factors).sum() * x.mean()
 
 
-@pytest.mark.parametrize(
-    ("before", "cut"), slow_except(PAIRS, ("alone", "sqrt"), ("conjugate rfft", "sqrt"), several=True)
-)
+@pytest.mark.parametrize(("before", "cut"), slow_except(PAIRS, *QUICK, nightly=OTHERS, several=True))
 def test_branch_cuts_follow_the_sign_of_zero_as_in_pytorch(before: str, cut: str) -> None:
     model = OnTheAxis(lambda z: CUTS[cut](BEFORE[before](z)))
     model(torch.ones(2)).backward()

@@ -15,6 +15,7 @@ from torch import Tensor
 import tiebreak
 from tests.engine.test_late_data import CLIENT, TRAINER, supply, task, trained
 from tests.engine.tiny import make_tiny_task
+from tests.parts import slow_except
 from tiebreak.api.certification.issuance import certify
 from tiebreak.api.machine.interpreters import make_interpreter
 from tiebreak.api.training.reading import policy_words
@@ -96,7 +97,7 @@ def test_policy_exact_has_no_such_term() -> None:
         tiebreak.train(task, "unused", terms=DEMANDING, progress=False)
 
 
-@pytest.mark.parametrize("diverging", [False, True])
+@pytest.mark.parametrize("diverging", slow_except([False, True], True))
 def test_a_trainer_stops_before_a_step_with_a_forbidden_loss(tmp_path: Path, *, diverging: bool) -> None:
     """Even one that goes on where its state is not finite. What was signed before stays, to be parted with."""
     folder = tmp_path / "run"

@@ -73,9 +73,7 @@ class Numbers(nn.Module):
         return self.zero + 0 * unused.sum()
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow), torch.float32], ids=str
-)
+@pytest.mark.parametrize("dtype", slow_except([torch.bfloat16, torch.float16, torch.float32], torch.bfloat16), ids=str)
 @pytest.mark.parametrize(("kind", "nested"), slow_except(KINDS, KINDS[0], several=True))
 def test_every_code_and_scale_is_the_number_that_bitsandbytes_computes(
     kind: str, nested: bool, dtype: torch.dtype, cases: CaseCounter
@@ -192,6 +190,7 @@ def test_layers_with_4_bit_weights_are_checked_on_a_slice() -> None:
     assert made.check == "slice"
 
 
+@pytest.mark.slow
 def test_other_numbers_than_bitsandbytes_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers, model = four_bit.numbers, between()
     monkeypatch.setattr(four_bit, "numbers", lambda *given: numbers(*given) * 1.001)

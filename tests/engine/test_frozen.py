@@ -203,7 +203,7 @@ def test_a_checkpoint_from_a_device_copies_only_what_changes(tmp_path: Path, mon
     assert all(torch.equal(seen[0][name], state[name]) for name in state)
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", slow_except([2, 3], 3))
 @pytest.mark.parametrize("backends", [(), (TorchBackend, CBackend)], ids=["alike", "mixed"])
 def test_several_workers_compute_the_same_run_with_shards_in_bfloat16(
     run: RunDirectory, workers: int, backends: Sequence[type[TorchBackend]], monkeypatch: pytest.MonkeyPatch

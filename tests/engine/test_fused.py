@@ -57,7 +57,7 @@ def test_all_triton_kernel_mutants_are_caught(name: str) -> None:
     assert len(mutants) == MUTANTS[name]
 
 
-TARGETS = [("sm_90", "gfx942"), ("sm_80", "sm_100"), ("sm_86", "sm_89", "sm_120")]
+TARGETS = [("sm_90",), ("sm_80", "sm_100"), ("sm_86", "sm_89", "sm_120", "gfx942")]
 
 
 @pytest.mark.parametrize("targets", slow_except(TARGETS, nightly=TARGETS[1:]), ids=" ".join)
@@ -93,47 +93,38 @@ def test_fused_multiply_adds_in_machine_code_are_detected() -> None:
     assert python("-c", program) == "[4, 4, 4, 5, 5, 6, 5, 5, 5, 3, 6] FFMA2"
 
 
-@pytest.mark.slow
-def test_kernels_with_random_prologues_compile_without_faults() -> None:
-    """A sum, a maximum and what settles sums, of a dropout mask and a product that are computed while they are read."""
-    program = (
-        "from benchmarks import kernels; kernels._softmax = lambda: kernels._chain('dropout'); "
-        "made = [kernels.assemble(target, f'{kernel}: softmax', 32) for target in ('sm_90', 'sm_100') "
-        "for kernel in ('add_up', 'settle', 'find_greatest')]; "
-        "print([kernels.faults(each) for each in made], max(each.registers for each in made))"
-    )
-    faults, _, registers = python("-c", program).rpartition(" ")
-    assert faults == str([[]] * 6)
-    assert int(registers) <= 168
+ASSEMBLED = """
+import json
+from benchmarks import kernels
+from benchmarks.kernels import _problems, assemble, delays, faults
+def found(target, kernel, **options):
+    return [" ".join(delay.split()[:3]) for delay in delays(assemble(target, kernel, 32, **options))]
+few = found("sm_80", "product TN", BLOCK_M=64, BLOCK_N=128), found("sm_90", "product NN", BLOCK_M=64, BLOCK_N=128)
+worse = found("sm_90", "product NT", A_UNIT=1, num_stages=2, num_warps=4), found("sm_90", "contract_twice")
+too_large = _problems(assemble("sm_89", "product NN", 32, num_stages=12), "product NN")[0]
+kernels._softmax = lambda: kernels._chain("dropout")
+made = [assemble(target, f"{kernel}: softmax", 32) for target in ("sm_90", "sm_100")
+        for kernel in ("add_up", "settle", "find_greatest")]
+print(json.dumps([few, worse, too_large, [faults(each) for each in made], max(each.registers for each in made)]))
+"""
 
 
 @pytest.mark.slow
-def test_main_loop_delays_in_machine_code_are_detected() -> None:
-    """Each rule refuses something; tiles for results of few rows keep all rules."""
-    program = (
-        "import json; from benchmarks.kernels import assemble, delays; "
-        "found = lambda target, kernel, **options: [' '.join(delay.split()[:3]) "
-        "for delay in delays(assemble(target, kernel, 32, **options))]; "
-        "wide = {'BLOCK_M': 64, 'BLOCK_N': 128}; "
-        "print(json.dumps([found('sm_80', 'product TN', **wide), found('sm_90', 'product NN', **wide), "
-        "found('sm_90', 'product NT', A_UNIT=1, num_stages=2, num_warps=4), "
-        "found('sm_90', 'contract_twice')]))"
-    )
-    few, others, worse, tables = json.loads(python("-c", program))
-    assert few == others == []
+def test_assembled_kernels_keep_the_rules_that_refuse_others() -> None:
+    """Of delays in main loops: each rule refuses something; tiles for results of few rows keep all.
+
+    Of shared memory. And a sum, a maximum and what settles sums, of a dropout mask and a product that are computed
+    while they are read, have no faults.
+    """
+    few, (worse, tables), too_large, faults, registers = json.loads(python("-c", ASSEMBLED))
+    assert few == [[], []]
     assert "accesses to" in worse[0]
     assert worse[1:] == ["a copy by", "copies of 0"]
     loads = ["16 words of", "4 words of", "16 words of"]
     assert tables == ["a copy by", "a copy by", "copies of 0", "16 words of", "16 words of", *loads]
-
-
-@pytest.mark.slow
-def test_kernels_exceeding_shared_memory_are_detected() -> None:
-    program = (
-        "from benchmarks.kernels import _problems, assemble; "
-        "print(_problems(assemble('sm_89', 'product NN', 32, num_stages=12), 'product NN')[0])"
-    )
-    assert python("-c", program).startswith("expected 101376 bytes of shared memory or less, got ")
+    assert too_large.startswith("expected 101376 bytes of shared memory or less, got ")
+    assert faults == [[]] * 6
+    assert registers <= 168
 
 
 def test_triton_is_not_imported_on_a_cpu() -> None:

@@ -126,6 +126,7 @@ def example_rows(run: RunDirectory) -> list[int]:
     return [found[key] for key in sorted(found)]
 
 
+@pytest.mark.slow
 def test_interrupted_training_reaches_the_same_root(run: tiebreak.Run, tmp_path: Path) -> None:
     def stop(step: int, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if step == 5:

@@ -26,6 +26,7 @@ ACTIVATIONS: dict[str, nn.Module] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_activation_layers_match_eager_pytorch(cases: CaseCounter) -> None:
     check_modules(ACTIVATIONS, (3, 4))
     cases(len(ACTIVATIONS))
@@ -56,6 +57,7 @@ def _stirred(norm: nn.Module) -> nn.Module:
     return norm
 
 
+@pytest.mark.slow
 def test_normalization_layers_match_eager_pytorch(cases: CaseCounter) -> None:
     modules: dict[str, nn.Module] = {
         "batch": nn.BatchNorm2d(4), "batch, not affine": nn.BatchNorm2d(4, affine=False, momentum=0.3),
@@ -91,6 +93,7 @@ def _layer(layer: type[nn.Module], settings: dict[str, Any]) -> nn.Module:
     return layer(3, 3, **({"kernel_size": 2} | settings))
 
 
+@pytest.mark.slow
 def test_convolution_layers_match_eager_pytorch(cases: CaseCounter) -> None:
     check_modules({str(s): _layer(nn.Conv2d, s) for s in CONVOLUTIONS}, (3, 4, 3))
     check_modules({"conv1d": nn.Conv1d(2, 3, 3, stride=2, padding=1)}, (2, 5))

@@ -51,7 +51,9 @@ def least(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_kernel
 @pytest.mark.parametrize(
     ("first", "second", "workers"),
-    slow_except([(*pair, n) for pair in PAIRS for n in (2, 3)], (*PAIRS[0], 2), several=True), **ids,
+    slow_except(
+        [(*pair, n) for pair in PAIRS for n in (2, 3)], nightly=[(*PAIRS[0], 2), (*PAIRS[1], 3)], several=True
+    ), **ids,
 )  # fmt: skip
 def test_workers_with_two_back_ends_agree_on_every_kind_of_sum(
     first: type[TorchBackend], second: type[TorchBackend], workers: int, cases: CaseCounter

@@ -62,7 +62,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("name", slow_except(LAYERS, "rnn, relu"))
+@pytest.mark.parametrize("name", slow_except(LAYERS))
 def test_recurrent_layers_on_packed_sequences_match_eager_pytorch(name: str) -> None:
     torch.manual_seed(0)
     made = reading(LAYERS[name](), steps=20)

@@ -182,7 +182,7 @@ def assert_near(state: dict[str, Tensor], model: nn.Module) -> None:
         torch.testing.assert_close(state[f"model.{name}"].to(tensor.dtype), tensor.detach(), rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", slow_except(CASES, "an actor and a critic over one trunk"))
+@pytest.mark.parametrize("case", slow_except(CASES))
 @pytest.mark.usefixtures("kept_dtype")
 def test_steps_of_several_phases_match_eager_pytorch(case: str) -> None:
     assert_near(*along_torch(task_of(case), CASES[case][3]))

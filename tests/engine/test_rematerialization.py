@@ -9,6 +9,7 @@ import torch
 
 from tests.engine.arithmetic_cases import sum_over
 from tests.engine.test_bf16 import small
+from tests.parts import slow_except
 from tiebreak.api.machine.interpreters import use_threads
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.c import backend, sums
@@ -26,7 +27,7 @@ from tiebreak.protocol.program.rounding import SumKind
 from .logged_cases import TOLERANCE, WIDE
 
 
-@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("compiled", slow_except([True, False], True))
 def test_steps_in_less_memory_have_the_same_bits(
     compiled: bool, monkeypatch: pytest.MonkeyPatch, cases: Callable[[int], None]
 ) -> None:

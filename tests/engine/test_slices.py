@@ -169,9 +169,10 @@ WRONG: dict[str, tuple[Callable[[], Task], str]] = {
     "all of them": (lambda: task(plain(run=all_of_them)), OTHER),
     "a group of one": (lambda: grouped("layers.3.*"), OTHER),
 }
+LIKE_OTHERS = ("rates by layer", "scaled by its number", "one other last", "scaled by their count", "the middle")
 
 
-@pytest.mark.parametrize("name", slow_except(WRONG, "one other function"))
+@pytest.mark.parametrize("name", slow_except(WRONG, nightly=LIKE_OTHERS))
 def test_models_of_differing_layers_are_checked_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything of the slice is computed."""
     computed = list[Program]()

@@ -371,9 +371,7 @@ def test_each_scripted_job_ends_with_its_expected_verdict(end: str) -> None:
 KINDS = [*(kind for kind in posts.BODIES.values() if kind is not posts.TransactionBody), *tx.TRANSACTIONS]
 
 
-@pytest.mark.parametrize(
-    "kind", slow_except(KINDS, posts.OfferBody, tx.Enter, tx.Settle), ids=lambda kind: kind.__name__
-)
+@pytest.mark.parametrize("kind", slow_except(KINDS, posts.OfferBody, tx.Settle), ids=lambda kind: kind.__name__)
 def test_ledger_accepts_or_refuses_any_post_in_any_job_state(kind: type[Any], cases: Callable[[int], None]) -> None:
     """What it does not take it refuses, by an error that all readers of posts expect, and then nobody owes more."""
     read, is_hostile = 0, kind in (posts.MoveBody, posts.ReceiptBody, tx.EnterAndProve, tx.Enter, tx.ReportFork)

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+import tests.tiebreak.absent_libraries  # isort: skip  # noqa: F401  # before what would load them
+
 import torch
 import trl
 from datasets import Dataset

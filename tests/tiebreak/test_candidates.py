@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from tests.conftest import CaseCounter
+from tests.parts import slow_except
 from tiebreak.api.evaluation import generation
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.interpreters import make_interpreter
@@ -94,27 +95,21 @@ def rows(width: int) -> Tensor:
     ])  # fmt: skip
 
 
-FEW = [(3, 1.0, 1.0), (4, 0.5, 0.7)]
 MANY = [
     (1, 1.0, 0.7), (3, 1.0, 1.0), (40, 1.0, 1.0), (0, 0.75, 1.0), (0, 1e-30, 1.0), (0, 0.95, 0.7), (4, 0.5, 2.0),
     (5, 1 - 2.0**-24, 1.0), (2, 0.4999, 1.0),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("width", "choices"),
-    [(5, FEW), pytest.param(5, MANY, marks=pytest.mark.slow), pytest.param(37, MANY, marks=pytest.mark.slow)],
-)
-def test_the_program_draws_among_the_candidates_of_the_definition(
-    width: int, choices: list[tuple[int, float, float]], cases: CaseCounter
-) -> None:
+@pytest.mark.parametrize("width", slow_except([5, 37], nightly=[5]))
+def test_the_program_draws_among_the_candidates_of_the_definition(width: int, cases: CaseCounter) -> None:
     logits = rows(width)
     patterns = [[bits(one) for one in row] for row in logits.tolist()]
     numbers = [random_bits(SEED, 0, 0, n) for n in range(logits.numel())]
     negative = [float32.negate(transcendental.log(u)) for u in numbers]
     flat = [float32.negate(transcendental.log(one)) for one in negative]
     noise = [flat[n : n + width] for n in range(0, len(flat), width)]
-    for top_k, top_p, temperature in choices:
+    for top_k, top_p, temperature in MANY:
         found, tokens = in_program(logits, temperature, top_k, top_p)
         for row, own in enumerate(patterns):
             scaled = [float32.divide(logit, bits(temperature)) for logit in own]

@@ -178,6 +178,7 @@ def test_weights_that_are_not_the_signed_ones_are_not_written(
     assert not no.exists()
 
 
+@pytest.mark.slow
 def test_challenge_is_refused_if_the_replay_confirms_the_head(
     desk: Desk, chain: EmbeddedChain, tmp_path: Path, command: Commands
 ) -> None:

@@ -98,19 +98,14 @@ def diffs(name: str) -> list[tuple[list[str], list[str]]]:
 def test_the_training_notebook_matches_the_original_trainer(tmp_path: Path) -> None:
     (taken, put), (_, of_lightning) = diffs("train")
     code = cells("train")
-    told = told_by(code, tmp_path / "ours")
-    ours = re.search(r"TrainOutput\(global_step=64, training_loss=([\d.]+)", told)
-    assert ours
+    before = "\n".join(code[:2])  # what its user had: the line of the diff, the other way round
+    assert before.count(put[0] + "\n") == 1
+    told = told_by([*code, before.replace(put[0], taken[0])], tmp_path / "train")
+    ours, theirs = map(float, re.findall(r"TrainOutput\(global_step=64, training_loss=([\d.]+)", told))
     assert re.search(
         r"^32 of 64 steps computed again: equal$.*^loss .*, run root [0-9a-f]{64}$", told, re.MULTILINE | re.DOTALL
     )
-
-    before = "\n".join(code[:2])  # what its user had: the line of the diff, the other way round
-    assert before.count(put[0] + "\n") == 1
-    told = told_by([before.replace(put[0], taken[0])], tmp_path / "theirs")
-    theirs = re.search(r"global_step=64, training_loss=([\d.]+)", told)
-    assert theirs
-    assert float(ours[1]) == pytest.approx(float(theirs[1]), rel=0.01), "other masks of dropout, and the same training"
+    assert ours == pytest.approx(theirs, rel=0.01), "other masks of dropout, and the same training"
     assert len(put) == len(taken) == 1
     assert len(of_lightning) <= 5
     flat = re.sub(r"\s|,(?=\s*\))", "", code[-1])

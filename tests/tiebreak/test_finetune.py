@@ -419,12 +419,12 @@ ENDLESS = "got one that does not; look at the chat template in"
 def test_an_endless_chat_template_fails_before_anything_is_written(
     here: Path, command: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(templates, "SECONDS", 2)  # instead of a minute of a test's processor
+    monkeypatch.setattr(templates, "SECONDS", 1)  # instead of a minute of a test's processor
     (here / "model" / "chat_template.jinja").write_text("{% set many = messages[0]['content'] %}" + LOOPS)
     (here / "chat.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": "x" * 1000}]}) + "\n")
     told = command("finetune", *options(here, here / "out"), code=1)
     assert "chat.jsonl, line 1: expected messages that the tokenizer's chat template takes, got: " in told
-    assert f"ends within 2 s of processor time and 4 GiB, {ENDLESS}" in told
+    assert f"ends within 1 s of processor time and 4 GiB, {ENDLESS}" in told
     assert not (here / "out").exists()
 
 
@@ -440,7 +440,7 @@ def test_an_endless_chat_template_fails_before_anything_is_written(
 def test_chat_templates_are_limited_in_time_and_memory(
     here: Path, monkeypatch: pytest.MonkeyPatch, template: str, said: str
 ) -> None:
-    monkeypatch.setattr(templates, "SECONDS", 2)  # as above; copying gigabytes may take as long
+    monkeypatch.setattr(templates, "SECONDS", 1)  # as above; copying gigabytes may take as long
     (here / "model" / "chat_template.jinja").write_text(template)
     with templates.ChatTemplate(here / "model") as applied, pytest.raises(ConfigurationError, match=said):
         applied.apply([{"role": "user", "content": "x" * 1000}])

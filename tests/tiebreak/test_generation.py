@@ -80,7 +80,7 @@ def test_the_answers_are_the_same_whoever_drafts_them(folder: Path) -> None:
     assert sampler(folder, seed=6).run().tokens != expected.tokens
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_answers_from_candidates_are_the_same_whoever_drafts_them(folder: Path) -> None:
     few = {"top_k": 9, "top_p": 0.6, "temperature": 1.5, "length": 8}
     made = sampler(folder, **few)

@@ -172,10 +172,17 @@ CASES: Final[dict[str, dict[str, Any]]] = {
     "another temperature": {"temperature": 0.7, "top_k": 50, "num_iterations": 2},
     "RLOO": {"kind": RLOOTrainer, **_TWICE},
 }  # fmt: skip
+OTHERS: Final = {
+    "LoRA, an adapter trained before", "a step of several generations", "dr_grpo", "luspo, by sequence", "sapo",
+    "vespo", "rewards that are awaited, two of them", "rewards normalised by batch, fixed length",
+    "another temperature",
+}  # fmt: skip
+"""Cases whose losses and settings TRL computes in the same places as those of the others."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [case for case in CASES if CASES[case].get("model") is not tiny])
+@pytest.mark.parametrize(
+    "case", slow_except((case for case in CASES if CASES[case].get("model") is not tiny), nightly=OTHERS)
+)
 def test_steps_are_those_of_trl_on_the_same_rollouts(tmp_path: Path, case: str) -> None:
     both(tmp_path, **CASES[case])
 
@@ -209,6 +216,7 @@ def test_losses_are_those_of_trl_while_ratios_are_clipped(run: tiebreak.Run, tmp
         torch.testing.assert_close(run.state_dict()[name], tensor, rtol=1e-3, atol=5e-4)
 
 
+@pytest.mark.slow
 def test_an_audit_agrees_and_a_forged_advantage_or_token_is_refused(run: tiebreak.Run, tmp_path: Path) -> None:
     assert run.audit().agrees
     for name, dtype in (("advantages", torch.float32), ("completion_ids", torch.int64)):
@@ -236,6 +244,7 @@ class Deceiving(LogsInProgress):
         return sums
 
 
+@pytest.mark.slow
 def test_a_trainer_that_computes_with_another_advantage_than_it_publishes_is_convicted(
     run: tiebreak.Run, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import tiebreak
+from tests.parts import slow_except
 from tests.source_tree import ROOT
 from tests.tiebreak.parties import Once
 
@@ -58,12 +59,10 @@ def root(folder: Path) -> str:
     return found.root
 
 
-COUNTS = {"sft": (1, 2, 4), "dpo": (1, 2, 4), "classification": (1, 2), "accumulation": (2, 4)}
+COUNTS = {"sft": (1, 4), "dpo": (1, 2, 4), "classification": (1, 2), "accumulation": (2, 4)}
 
 
-@pytest.mark.parametrize(
-    "kind", ["sft", pytest.param("dpo", marks=pytest.mark.nightly), "classification", "accumulation"]
-)
+@pytest.mark.parametrize("kind", slow_except(COUNTS, nightly=("dpo", "classification")))
 def test_the_number_of_processes_is_in_no_root_and_logs_are_the_launched_originals(tmp_path: Path, kind: str) -> None:
     """With shards on every process. Rows of DPO's batches are no examples: each reports on all of them."""
     first, *others = COUNTS[kind]
@@ -77,7 +76,9 @@ def test_the_number_of_processes_is_in_no_root_and_logs_are_the_launched_origina
     for count in (count for count in COUNTS[kind] if count > 1):
         assert_near(logs(tmp_path / str(count)), logs(tmp_path / "theirs"), 5e-6 if kind == "dpo" else 1e-6)
         assert logs(tmp_path / str(count)) == logs(tmp_path / str(count), 1)
-    saved = [sorted(path.name for path in (tmp_path / name).glob("checkpoint-*")) for name in ("2", "theirs")]
+    saved = [
+        sorted(path.name for path in (tmp_path / name).glob("checkpoint-*")) for name in (str(others[-1]), "theirs")
+    ]
     assert saved[0] == saved[1]
     assert tiebreak.open_run(tmp_path / str(others[-1]) / "run").audit(sample=1, seed="1").agrees
 

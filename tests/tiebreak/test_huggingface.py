@@ -117,8 +117,16 @@ def test_logging_integrations_and_evaluation_change_no_bit(
     assert all(states[0][name].equal(states[1][name]) for name in states[0])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("script", SCRIPTS)
+FURTHER = (
+    "GPT-2, last batch dropped", "Llama, activation checkpointing", "BERT, masks, evaluation by steps",
+    "BERT, sentences", "BERT, choices", "Prompt tuning", "P-tuning", "SFT, GPT-2", "SFT, evaluation",
+    "SFT, packed, LoRA", "SFT, packed, wrapped", "SFT, chats", "DPO, LoRA, accumulation",
+    "DPO, reference computed before",
+)  # fmt: skip
+"""Scripts each of whose features another one has, or a test of that feature."""
+
+
+@pytest.mark.parametrize("script", slow_except(SCRIPTS, nightly=FURTHER))
 def test_scripts_match_their_trainer_within_documented_differences(tmp_path: Path, script: str) -> None:
     """Beyond its row by one order of magnitude at most, since other processors round otherwise."""
     steps, *apart = measure(tmp_path, script)

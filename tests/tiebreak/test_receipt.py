@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.parts import slow_except
 from tests.tiebreak import fake_service
 from tests.tiebreak.fake_service import KEY, Json, Shown, certify, serving, show, train
 from tests.tiebreak.hf_cases import llama, texts, tokenizer
@@ -436,7 +437,7 @@ CHEATS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", CHEATS)
+@pytest.mark.parametrize("name", slow_except(CHEATS, nightly=("another seed", "another rate", "another scale")))
 def test_training_something_else_convicts(customer: Customer, name: str) -> None:
     changes, root = CHEATS[name]
     if "data" in changes:

@@ -209,7 +209,7 @@ CASES: Final[dict[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", slow_except(CASES))
+@pytest.mark.parametrize("case", slow_except(CASES, nightly=("by batch", "RLOO, normalised")))
 def test_advantages_and_losses_are_those_of_trl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     given: dict[str, Any] = {"data": data, "max_steps": 3, "temperature": 1.5, **CASES[case]}
     ours = trainer(tmp_path / "run", **given)
@@ -252,7 +252,7 @@ def test_rewards_of_rollouts_that_no_step_checks_are_declared(tmp_path: Path) ->
     assert reward_kinds(tmp_path / "plain" / "run") == {"advantages": "declared"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_interrupted_run_with_rewards_reaches_the_same_root(tmp_path: Path) -> None:
     given: dict[str, Any] = {
         "data": data, "reward": [NumberMatch("number", TOKENS), Length(3)], "max_steps": 6, "save_strategy": "steps",

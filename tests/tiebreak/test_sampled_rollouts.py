@@ -1,5 +1,6 @@
 """Rollouts that a step's program checks: the same for whoever drafts, and no others pass."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,6 +14,9 @@ from torch import Tensor
 from trl import RLOOTrainer
 
 import tiebreak
+from tests.conftest import CaseCounter
+from tests.engine.processes import printed
+from tests.parts import slow_except
 from tests.tiebreak.hf_cases import VOCABULARY, Interrupts, llama
 from tests.tiebreak.hf_scripts import lora
 from tests.tiebreak.test_grpo import made, prompts, tiny
@@ -90,18 +94,17 @@ def test_whoever_drafts_reaches_the_same_root(honest: tiebreak.Run, tmp_path: Pa
     assert drafts is narrow or sampler.corrected > sampler.drafted / 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"adapter": lora(), "model": llama, "beta": 0.1}, {"kind": RLOOTrainer}, {"beta": 0.1},
-        {"gradient_accumulation_steps": 1, "max_completion_length": 1}, {"loss_type": "dr_grpo", "temperature": 2.0},
-        {"top_k": 5, "top_p": 0.8}, {"kind": RLOOTrainer, "top_p": 0.6, "temperature": 1.5},
-    ],
-    ids=["LoRA, KL", "RLOO", "KL", "one token", "hot", "top-k, top-p", "RLOO, top-p"],
-)  # fmt: skip
-def test_all_settings_sample_what_their_steps_check(tmp_path: Path, more: dict[str, Any]) -> None:
-    run, sampled = trained(tmp_path / "run", check="full", **more)
+SETTINGS: dict[str, dict[str, Any]] = {
+    "LoRA, KL": {"adapter": lora(), "model": llama, "beta": 0.1}, "RLOO": {"kind": RLOOTrainer}, "KL": {"beta": 0.1},
+    "one token": {"gradient_accumulation_steps": 1, "max_completion_length": 1},
+    "hot": {"loss_type": "dr_grpo", "temperature": 2.0}, "top-k, top-p": {"top_k": 5, "top_p": 0.8},
+    "RLOO, top-p": {"kind": RLOOTrainer, "top_p": 0.6, "temperature": 1.5},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", slow_except(SETTINGS, nightly=("KL", "hot", "RLOO, top-p")))
+def test_all_settings_sample_what_their_steps_check(tmp_path: Path, name: str) -> None:
+    run, sampled = trained(tmp_path / "run", check="full", **SETTINGS[name])
     assert sampled == 1.0
     assert run.audit().agrees
 
@@ -109,9 +112,10 @@ def test_all_settings_sample_what_their_steps_check(tmp_path: Path, more: dict[s
 @pytest.mark.slow
 def test_whoever_drafts_among_candidates_reaches_the_same_root(tmp_path: Path) -> None:
     roots = set[str]()
-    for name, drafts in (("plain", PLAIN), ("narrow", narrow), ("other", other)):
+    for drafts in (narrow, other):
         with replaced(sampled_rollouts, drafts=drafts):
-            run, sampled = trained(tmp_path / name, top_k=6, top_p=0.7, temperature=1.5)
+            settings = {"top_k": 6, "top_p": 0.7, "temperature": 1.5, "gradient_accumulation_steps": 1}
+            run, sampled = trained(tmp_path / drafts.__name__, **settings)
         assert sampled == 1.0
         roots.add(run.root)
     assert len(roots) == 1
@@ -306,8 +310,7 @@ BUFFERED: dict[str, tuple[dict[str, Any], int]] = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", BUFFERED)
+@pytest.mark.parametrize("case", slow_except(BUFFERED, nightly=("two iterations", "RLOO, KL in the reward")))
 def test_rewards_of_buffered_rollouts_are_computed_again(tmp_path: Path, case: str) -> None:
     more, checked = BUFFERED[case]
     tiebreak.hf.train(trainer(tmp_path / "run", max_steps=6, **more), check="none")
@@ -323,3 +326,12 @@ def test_declared_rewards_with_kl_of_the_weights_of_the_moment_are_computed_agai
     more = {"kind": RLOOTrainer, "beta": 0.1, "max_steps": 2}
     trained(tmp_path / "run", **more)
     assert tiebreak.hf.check_rewards(trainer(tmp_path / "run", **more)) == 2
+
+
+@pytest.mark.nightly
+def test_a_killed_run_samples_and_commits_the_same(tmp_path: Path, cases: CaseCounter) -> None:
+    """Killed twenty times at any moment, in the middle of a draft too."""
+    found = json.loads(printed("-W", "ignore", "-m", "tests.tiebreak.sampling_kills", str(tmp_path), "20"))
+    assert all(found["equal"])
+    assert found["killed"]["drafting"] > 0
+    cases(sum(found["killed"].values()))

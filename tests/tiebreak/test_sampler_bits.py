@@ -11,6 +11,7 @@ from torch import Tensor
 
 import tiebreak
 from tests.conftest import CaseCounter
+from tests.parts import slow_except
 from tests.tiebreak.test_sampled_rollouts import trainer
 from tiebreak.api.huggingface import sampled_rollouts
 from tiebreak.api.huggingface.sampled_rollouts import SAMPLED
@@ -125,7 +126,7 @@ def published(run: tiebreak.Run) -> tuple[str, list[StepLog]]:
     return run.root, [logs.step_log(step) for step in range(1, run.steps + 1)]
 
 
-@pytest.mark.parametrize("drafts", [narrow, without_cache, one_by_one, nothing])
+@pytest.mark.parametrize("drafts", slow_except([narrow, without_cache, one_by_one, nothing], nightly=[without_cache]))
 def test_any_draft_leads_to_the_same_rollouts(honest: tiebreak.Run, tmp_path: Path, drafts: Any) -> None:
     with replaced(sampled_rollouts, drafts=drafts):
         assert published(trained(tmp_path / "run")) == published(honest)

@@ -16,6 +16,7 @@ from tests.engine.models.harness import check, randomised, task_of, tokens
 from tests.parts import slow_except
 from tiebreak.protocol.program.isa import Opcode
 
+pytestmark = pytest.mark.slow
 VOCABULARY, EXAMPLES, BATCH, LENGTH = 61, 6, 2, 8
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 2}
 
@@ -94,7 +95,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[..., Tensor], Callable[
 """A model, its loss and its data, and how many constants are data of its program."""
 
 
-@pytest.mark.parametrize("name", slow_except(CASES, "gpt2"))
+@pytest.mark.parametrize("name", CASES)
 def test_language_models_are_trained_audited_and_refereed(name: str, cases: Callable[..., None]) -> None:
     make, loss, data, expected = CASES[name]
     torch.manual_seed(0)
@@ -112,7 +113,6 @@ MIXTURE = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "experts"), [("Mixtral", "grouped_mm"), ("Qwen2Moe", "batched_mm")])
 def test_mixture_of_experts_models_are_trained_audited_and_refereed(
     kind: str, experts: str, cases: Callable[..., None]
@@ -152,7 +152,7 @@ NETWORKS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", slow_except(NETWORKS))
+@pytest.mark.parametrize("name", slow_except(NETWORKS, nightly=("gru", "rnn")))
 def test_recurrent_models_are_trained_audited_and_refereed(name: str, cases: Callable[..., None]) -> None:
     make, width = NETWORKS[name]
     model = randomised(Reader(make(), width), seed=2, scale=0.2)

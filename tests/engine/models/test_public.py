@@ -15,8 +15,8 @@ from torch.nn.utils import parametrizations, prune
 from torch.optim import Optimizer
 
 import tiebreak
-from tests.parts import slow_except
 
+pytestmark = pytest.mark.slow
 N = 16
 Case = tuple[nn.Module, Callable[..., Tensor], Optimizer, Mapping[str, Tensor]]
 CASES: dict[str, Callable[[], Case]] = {}
@@ -263,7 +263,7 @@ def eager(name: str) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("name", slow_except(CASES, "learning_to_learn"))
+@pytest.mark.parametrize("name", CASES)
 def test_published_scripts_have_the_losses_of_eager_pytorch(name: str) -> None:
     torch.manual_seed(0)
     model, loss, optimizer, data = CASES[name]()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from tests.engine.lowering_bench import make_task
 from tests.engine.together import train_alone, train_together
+from tests.parts import slow_except
 from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.distributed import partition
 
@@ -99,6 +100,8 @@ ZOO: dict[str, tuple[Callable[[], Data], Settings]] = {
     "ASTForAudioClassification": (spectra, {**VIT, "max_length": 32, "num_mel_bins": 16}),
 }
 """The classes by name: their data, and the settings of their configurations."""
+COMBINED = ("CLIPModel", "LlavaForConditionalGeneration", "ASTForAudioClassification")
+"""What has the parts of models that other tests capture."""
 SHARED = {"MambaForCausalLM", "MixtralForCausalLM", "SwinForImageClassification", "ResNetForImageClassification"}
 """Three workers also make their runs."""
 
@@ -108,7 +111,7 @@ def loss(model: nn.Module, **batch: Tensor) -> Tensor:
     return model(**batch, **contrastive).loss
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", slow_except(ZOO, nightly=COMBINED))
 def test_transformers_model_classes_pass_the_capture_check(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "LEAST", 1)  # even the smallest values are held in shards
     torch.manual_seed(0)

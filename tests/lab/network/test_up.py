@@ -251,7 +251,9 @@ NEEDS_ANVIL = pytest.mark.skipif(find_anvil() is None, reason="needs anvil")
 
 
 @pytest.mark.parametrize(
-    ("town", "cheat"), [(Sealing, ""), pytest.param(LocalNetwork, "rate", marks=NEEDS_ANVIL)], ids=["sealed", "anvil"]
+    ("town", "cheat"),
+    [pytest.param(Sealing, "", marks=pytest.mark.nightly), pytest.param(LocalNetwork, "rate", marks=NEEDS_ANVIL)],
+    ids=["sealed", "anvil"],
 )
 def test_auditors_are_paid_for_seats(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, town: type[LocalNetwork], cheat: str

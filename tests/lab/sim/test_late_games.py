@@ -8,6 +8,7 @@ from torch import Tensor
 
 import tiebreak
 from tests.engine.test_late_data import CLIENT, TRAINER, supply, task
+from tests.parts import slow_except
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.interpreters import make_interpreter
 from tiebreak.api.training.runs import open_run
@@ -55,7 +56,7 @@ def cheated(run: tiebreak.Run, folder: Path, leaf: int, step: int = 5) -> tuple[
     return made, machine
 
 
-@pytest.mark.parametrize("name", ["x", "y"])
+@pytest.mark.parametrize("name", slow_except(["x", "y"], "x"))
 def test_a_trainer_that_computes_with_other_late_data_than_it_publishes_is_convicted(
     run: tiebreak.Run, tmp_path: Path, name: str
 ) -> None:

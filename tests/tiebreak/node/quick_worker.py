@@ -3,6 +3,7 @@
 import runpy
 from dataclasses import replace
 
+import tests.tiebreak.absent_libraries  # noqa: F401
 from tiebreak.api.machine import interpreters
 from tiebreak.api.training import tasks
 

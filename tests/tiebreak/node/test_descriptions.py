@@ -23,7 +23,7 @@ HUB = schemathesis.openapi.from_dict(
 FINETUNING = schemathesis.openapi.from_dict(requests.DOCUMENT)
 STATUSES = ("status_code_conformance", "content_type_conformance", "response_schema_conformance")
 CHECKS = [getattr(schemathesis.checks, name) for name in STATUSES]
-FEW = hypothesis_settings(max_examples=15, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
+FEW = hypothesis_settings(max_examples=6, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
 
 
 @pytest.fixture(scope="module")

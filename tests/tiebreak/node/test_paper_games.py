@@ -28,6 +28,7 @@ from tiebreak.protocol.parties.board import JobStatus
 from tiebreak.protocol.parties.driver import Turn
 from tiebreak.protocol.parties.player import GameView, Player, Reply
 
+pytestmark = pytest.mark.slow
 STRANGER: Final = PrivateKey.from_int(0x57)
 AWAY: Final = 20
 """Rounds of a block's time that a party may be cut off in a game: its clock has room for them."""

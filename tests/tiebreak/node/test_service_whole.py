@@ -21,6 +21,8 @@ pytestmark = pytest.mark.slow
 
 TIEBREAK = [sys.executable, "-m", "tiebreak"]
 WAIT = 600
+PAUSE = 0.2
+"""Seconds between two questions, each of which the service works on."""
 
 
 @contextmanager
@@ -28,7 +30,7 @@ def serving(folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
     """`tiebreak serve`, killed at the end."""
     more = ["--models", "models", "--key", "trainer.pem", "--port", str(port), "--threads", "1"]
     with subprocess.Popen([*TIEBREAK, "serve", "shop", *more], cwd=folder) as process:
-        until(lambda: answers(port), WAIT)
+        until(lambda: answers(port), WAIT, PAUSE)
         yield process
         process.kill()
 
@@ -61,9 +63,9 @@ def test_what_a_killed_service_trained_is_what_was_ordered(tmp_path: Path, monke
         method = {"type": "dpo", "dpo": {"hyperparameters": {"n_epochs": 3}}}
         order = {"model": "tiny", "training_file": file.id, "validation_file": file.id, "method": method}
         job = jobs.create(**order)  # type: ignore[arg-type]
-        until(lambda: any(event.type == "metrics" for event in jobs.list_events(job.id)), WAIT)
+        until(lambda: any(event.type == "metrics" for event in jobs.list_events(job.id)), WAIT, PAUSE)
     with serving(tmp_path, port):
-        until(lambda: jobs.retrieve(job.id).status in ("succeeded", "failed"), WAIT)
+        until(lambda: jobs.retrieve(job.id).status in ("succeeded", "failed"), WAIT, PAUSE)
         (tmp_path / "order.json").write_text(json.dumps(order))
         check = [*TIEBREAK, "receipt", "check", "--service", f"http://127.0.0.1:{port}", "--job", job.id, "--json"]
         check += ["--order", "order.json", "--data", "rows.jsonl", "--base", "models/tiny", "--threads", "1"]

@@ -2,7 +2,7 @@
 
 A template is a program by whoever made the model's folder. transformers runs it in Jinja's sandbox, which keeps it from
 files and the network, but not from computing or growing without end. So the process that runs it, which is this module
-as a program, limits its processor time and memory for each conversation. It gets and answers lines of JSON.
+without torch, limits its processor time and memory for each conversation. It gets and answers lines of JSON.
 """
 
 import json
@@ -26,6 +26,13 @@ SECONDS: Final = 60
 """The processor time for one conversation, which usually takes a thousandth of a second."""
 MAX_GROWTH_BYTES: Final = 1 << 32
 MAX_ANSWER_BYTES: Final = 1 << 28
+# Tokenizers need no torch, which takes transformers most of the time to load.
+_PROGRAM: Final = """
+import os, sys
+os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"], sys.modules["torch"] = "1", None
+from tiebreak.api.training.templates import serve
+serve(sys.argv[1], int(sys.argv[2]))
+"""
 
 
 class Tokens(NamedTuple):
@@ -62,7 +69,7 @@ class ChatTemplate:
         first: the index of the first message that may be learnt. more: for the template, such as tools.
         """
         if self._process is None:
-            command = [sys.executable, "-P", "-m", __name__, str(self._folder), str(SECONDS)]
+            command = [sys.executable, "-P", "-c", _PROGRAM, str(self._folder), str(SECONDS)]
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
             )
@@ -127,10 +134,11 @@ def _tokens(tokenizer: Any, messages: list[Any], first: int, more: dict[str, Any
     return Tokens(*located(tokenizer, whole, spans, add_special_tokens=False), missed, is_marked)
 
 
-def _serve(folder: Path, seconds: int) -> None:
+def serve(folder: str, seconds: int) -> None:
+    """Answers each line of stdin with the template of a folder, in at most `seconds` of processor time."""
     with os.fdopen(os.dup(1), "w", encoding="ascii") as answers:
         os.dup2(2, 1)  # what libraries print is no answer
-        tokenizer = loaded(AutoTokenizer, folder)
+        tokenizer = loaded(AutoTokenizer, Path(folder))
         for line in sys.stdin.buffer:
             limit_process(int(time.process_time()) + seconds + 1, MAX_GROWTH_BYTES)
             try:
@@ -139,7 +147,3 @@ def _serve(folder: Path, seconds: int) -> None:
                 answer = {"error": f"{type(error).__name__}: {error}"}
             answers.write(json.dumps(answer) + "\n")
             answers.flush()
-
-
-if __name__ == "__main__":
-    _serve(Path(sys.argv[1]), int(sys.argv[2]))

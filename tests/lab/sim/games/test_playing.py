@@ -141,6 +141,6 @@ def test_a_game_report_lists_moves_sent_as_messages() -> None:
 EXAMPLES = load_all(KEPT)
 
 
-@pytest.mark.parametrize("example", slow_except(EXAMPLES, EXAMPLES[1]), ids=lambda example: example.line)
+@pytest.mark.parametrize("example", slow_except(EXAMPLES, nightly=EXAMPLES[1::2]), ids=lambda example: example.line)
 def test_known_counterexamples_break_no_promise_any_more(example: CounterExample) -> None:
     assert playing.play_line(example.line).violations == (), example.cause
