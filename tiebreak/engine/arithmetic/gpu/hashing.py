@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tiebreak.engine.arithmetic.gpu.launching import kernels, launch
+from tiebreak.engine.data.tensors import widened
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.protocol import hashing, trees
 from tiebreak.protocol.commitments.records import tensor_id
@@ -22,15 +23,19 @@ _HEIGHTS: Final = 64
 
 
 def identities(tensors: Mapping[str, Tensor]) -> dict[str, Digest]:
-    """The id of each tensor by name; all are on one device."""
-    return {
+    """The id of each tensor by name; all are on one device. One in bfloat16 is widened, and hashed alone."""
+    found = {n: identities({n: widened(x)})[n] for n, x in tensors.items() if x.dtype == torch.bfloat16}
+    held = {name: tensor for name, tensor in tensors.items() if name not in found}
+    return found | {
         name: tensor_id(PROTOCOL_DTYPES[tensor.dtype], tuple(tensor.shape), root)
-        for (name, tensor), root in zip(tensors.items(), roots([*tensors.values()]), strict=True)
+        for (name, tensor), root in zip(held.items(), roots([*held.values()]), strict=True)
     }
 
 
 def roots(tensors: Sequence[Tensor]) -> list[bytes]:
     """The roots of the chunk trees of some tensors on one device, none of them empty."""
+    if not tensors:
+        return []
     device, found = tensors[0].device, kernels("hashing")
     held = [_words(tensor) for tensor in tensors]
     sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
