@@ -135,9 +135,11 @@ def check_kept() -> None:
 def work() -> None:
     for number, (i, sizes) in enumerate(FORMS):  # `benchmarks.kernels` compiles each kernel for both precisions
         Arithmetic(precision=(16, 32)[number % 2]).execute(i, [torch.ones(size) for size in sizes], 0)
+        Arithmetic().execute(i, [torch.ones(size).bfloat16() for size in sizes], 0)  # as frozen weights may be held
     with forced_integers():
         for i, sizes in FORMS[:5]:
             Arithmetic().execute(i, [torch.ones(size) for size in sizes], 0)
+            Arithmetic().execute(i, [torch.ones(sizes[0]), torch.ones(sizes[1]).bfloat16()], 0)
     for case in (*qualify._scatters(), *qualify._draws()):
         operands = [from_bytes(pack(t, x), t, (len(x),)) for t, x in case.operands]
         Arithmetic(precision=16).execute(case.instruction, operands, 0)

@@ -23,7 +23,7 @@ def python(*arguments: str) -> str:
     return printed(*arguments, without=["TIEBREAK_NATIVE"], OMP_NUM_THREADS="1")
 
 
-FEW = [["hashing"], ["sums", "operands"], ["chains", "indices", "graphs", "integers", "workers"]]
+FEW = [["hashing"], ["sums", "operands"], ["chains", "indices", "graphs", "integers", "workers", "frozen"]]
 
 
 @pytest.mark.parametrize("names", slow_except(FEW), ids=["hashing", "sums", "others"])
@@ -39,7 +39,7 @@ MUTANTS = {"sums": 93, "operands": 21, "chains": 33, "hashing": 13, "indices": 1
 
 
 LONG = [("sums", "long"), ("workers", "long"), ("graphs", "golden"), ("operands", "golden")]
-MORE = [*((name, "more") for name in MUTANTS), ("workers", "more"), *LONG]
+MORE = [*((name, "more") for name in MUTANTS), ("workers", "more"), ("frozen", "more"), *LONG]
 
 
 @pytest.mark.nightly
@@ -105,6 +105,15 @@ def test_kernels_with_random_prologues_compile_without_faults() -> None:
     faults, _, registers = python("-c", program).rpartition(" ")
     assert faults == str([[]] * 6)
     assert int(registers) <= 168
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", slow_except(["sm_90", "sm_80", "sm_100", "sm_89", "gfx942"], nightly=["sm_89"]))
+def test_kernels_of_operands_in_bfloat16_compile_without_faults(target: str, cases: Callable[[int], None]) -> None:
+    """Either operand, or both; products take matrix instructions, run copies ahead, and spill what they do in f32."""
+    faults, waits, count = json.loads(python("-m", "tests.engine.held_kernels", target))
+    assert (faults, waits) == ([], [])
+    cases(count)
 
 
 @pytest.mark.slow

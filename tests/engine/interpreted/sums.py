@@ -47,7 +47,7 @@ from tiebreak.protocol.program.rounding import SumKind
 Form = Callable[[random.Random], tuple[Instruction, list[int]]]
 """Makes an instruction of some form, and tells how many numbers each operand has."""
 EXTREMES = ReduceFunction.MAX, ReduceFunction.ARGMAX
-SMALL = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16}
+SMALL = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16, "APART": False}
 """Blocks that small results fill several times."""
 
 
