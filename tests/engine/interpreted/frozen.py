@@ -199,23 +199,6 @@ def trains(made: Captured, steps: int) -> int:
     return steps
 
 
-def is_looked_at() -> int:
-    """An observer sees f32, and its step is the same."""
-    made = adapted()
-    machine, seen = Interpreter(made.program, Arithmetic()), []
-
-    def observe(_leaf: int, tensor: Tensor) -> Tensor:
-        seen.append(tensor.dtype)
-        return tensor
-
-    states = [
-        machine.step(1, machine.to_device(state), made.data, observe).state for state in (made.state, narrowed(made))
-    ]
-    assert on_host.identities(states[0]) == on_host.identities(states[1])
-    assert torch.bfloat16 not in seen
-    return len(seen)
-
-
 def replays(steps: int) -> int:
     made = adapted()
     return graphs.agrees(Inputs(made.program, narrowed(made), made.data), steps)
@@ -259,7 +242,7 @@ SUITE = Suite(
         **{way: within(lambda way=way: computes(16, sums.affine, way=way)) for way in WAYS.keys() - {"copied"}},
         "copied": within(lambda: computes(20, sums.convolution, way="copied")),
         "extremes": within(lambda: extremes(40)), "logs": within(lambda: logs(60)),
-        "partial": within(lambda: partial(20)), "observed": is_looked_at, "replays": lambda: replays(12),
+        "partial": within(lambda: partial(20)), "replays": lambda: replays(12),
         "adapters": lambda: trains(adapted(), STEPS), "in FP32": lambda: trains(adapted(rounds=False), STEPS),
         "workers": lambda: shared(3, 3, (GpuBackend, CBackend, TorchBackend)),
         **({"4 bits": lambda: trains(quantized(), STEPS)} if find_spec("bitsandbytes") else {}),
