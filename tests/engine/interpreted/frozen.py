@@ -99,11 +99,11 @@ def extremes(examples: int) -> int:
 
 def logs(examples: int) -> int:
     """Elements near a tie are reported or settled alike, however the operands are held."""
-    logging, ran = ziv.Logging(dict.fromkeys(SumKind, 2.0**33), dict.fromkeys(SumKind, 2)), 0
+    logging, ran = ziv.Logging(dict.fromkeys(SumKind, 2.0**24), dict.fromkeys(SumKind, 2)), 0
     for seed, i, x in sums.drawn(examples, sums.affine, sums.plain):
         narrow, found = held(random.Random(seed), i, x), []
         for each in (narrow, [*map(widened, narrow)]):
-            result, near = Arithmetic(precision=16, logging=logging).execute_logged(i, each, 0)
+            result, near = Arithmetic(precision=32, logging=logging).execute_logged(i, each, 0)
             found.append((elements_of(result), near.elements.tolist(), near.values.tolist()))
         assert found[0] == found[1], (seed, i)
         ran += len(found[0][1])
@@ -241,7 +241,7 @@ SUITE = Suite(
         **{name: within(lambda forms=forms: computes(20, *forms)) for name, forms in FORMS.items()},
         **{way: within(lambda way=way: computes(16, sums.affine, way=way)) for way in WAYS.keys() - {"copied"}},
         "copied": within(lambda: computes(20, sums.convolution, way="copied")),
-        "extremes": within(lambda: extremes(40)), "logs": within(lambda: logs(60)),
+        "extremes": within(lambda: extremes(40)), "logs": within(lambda: logs(20)),
         "partial": within(lambda: partial(20)), "replays": lambda: replays(12),
         "adapters": lambda: trains(adapted(), STEPS), "in FP32": lambda: trains(adapted(rounds=False), STEPS),
         "workers": lambda: shared(3, 3, (GpuBackend, CBackend, TorchBackend)),
