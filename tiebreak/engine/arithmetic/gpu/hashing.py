@@ -28,14 +28,12 @@ def identities(tensors: Mapping[str, Tensor]) -> dict[str, Digest]:
     held = {name: tensor for name, tensor in tensors.items() if name not in found}
     return found | {
         name: tensor_id(PROTOCOL_DTYPES[tensor.dtype], tuple(tensor.shape), root)
-        for (name, tensor), root in zip(held.items(), roots([*held.values()]), strict=True)
+        for (name, tensor), root in zip(held.items(), roots([*held.values()]) if held else (), strict=True)
     }
 
 
 def roots(tensors: Sequence[Tensor]) -> list[bytes]:
     """The roots of the chunk trees of some tensors on one device, none of them empty."""
-    if not tensors:
-        return []
     device, found = tensors[0].device, kernels("hashing")
     held = [_words(tensor) for tensor in tensors]
     sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
