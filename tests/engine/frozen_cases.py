@@ -45,21 +45,22 @@ def loss(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(model(ids).flatten(0, 1), labels.flatten())
 
 
-def make_task() -> Task:
+def make_task(*, rounds: bool = True) -> Task:
+    """rounds: whether results are in bfloat16; otherwise only the frozen numbers are, and layers are in FP32."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         ids = torch.randint(0, 11, (12, 6))
         return Task(
-            name="adapted", model=Adapted(), loss=loss, optimizer=AdamW(lr=0.01),
+            name="adapted", model=Adapted() if rounds else Adapted().float(), loss=loss, optimizer=AdamW(lr=0.01),
             data={"ids": ids, "labels": ids.roll(1, 1)},
             batch=Batch(size=2, examples=Rows(names=("ids", "labels"))), steps=STEPS, checkpoint_interval=INTERVAL,
         )  # fmt: skip
 
 
 @cache
-def adapted() -> Captured:
+def adapted(*, rounds: bool = True) -> Captured:
     """With a state in FP32, which capture holds in bfloat16 as far as the model does."""
-    made = capture_task(make_task())
+    made = capture_task(make_task(rounds=rounds))
     return replace(made, state={name: widened(tensor) for name, tensor in made.state.items()})
 
 

@@ -11,22 +11,22 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.conftest import CaseCounter
-from tests.engine.together import together, train_alone, train_together
+from tests.engine import logged_cases
+from tests.engine.together import train_alone, train_together
 from tests.parts import slow_except
 from tiebreak.api.disputing.disputes import dispute
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.interpreters import use_threads
+from tiebreak.engine.arithmetic.c import sums
 from tiebreak.engine.arithmetic.c.backend import CBackend
 from tiebreak.engine.arithmetic.plain.backend import TorchBackend
 from tiebreak.engine.data.disk import Folder
 from tiebreak.engine.data.formats import map_tensors, read_tensors, write_tensors
 from tiebreak.engine.data.tensors import identities, identity, widened
 from tiebreak.engine.distributed import partition
-from tiebreak.engine.distributed import train as distributed
-from tiebreak.engine.distributed.arithmetic import SharedArithmetic
-from tiebreak.engine.distributed.exchange import Collectives, Exchange, Swap
+from tiebreak.engine.distributed.exchange import Collectives, Swap
 from tiebreak.engine.distributed.layout import Split
-from tiebreak.engine.distributed.train import SharedInterpreter
+from tiebreak.engine.logged import journal
 from tiebreak.engine.run import commit
 from tiebreak.engine.run import interpreter as interpreters
 from tiebreak.engine.run.audit import SegmentAuditor
@@ -34,6 +34,7 @@ from tiebreak.engine.run.commit import Committer, make_record
 from tiebreak.engine.run.cost import cost_of, require_memory
 from tiebreak.engine.run.directory import STATES, RunDirectory, state_name
 from tiebreak.engine.run.interpreter import NotFiniteError, State
+from tiebreak.engine.run.segments import compare
 from tiebreak.protocol.commitments.records import state_tree
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, VerificationError
 from tiebreak.protocol.program.isa import DType
@@ -223,15 +224,22 @@ def test_several_workers_compute_the_same_run_with_shards_in_bfloat16(
     assert identities(whole) == identities(run.state(STEPS))
 
 
-def test_shards_are_in_float32_if_a_worker_is_no_cpu(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distributed, "is_host", lambda device: device.index is None)
-
-    def work(exchange: Exchange) -> set[torch.dtype]:
-        device = torch.device("cpu", 0) if exchange.worker else torch.device("cpu")
-        machine = SharedInterpreter(run.program, SharedArithmetic(exchange, device))
-        return {tensor.dtype for tensor in machine.to_device(narrowed(adapted().state)).values()}
-
-    assert together(2, work) == [{torch.float32}] * 2
+@pytest.mark.usefixtures("kernel")
+def test_logs_of_sums_of_frozen_weights_are_followed_in_either_dtype(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logged_cases, "captured", lambda: adapted(rounds=False))
+    monkeypatch.setattr(journal, "Recorder", logged_cases.Flipping)
+    monkeypatch.setattr(sums, "PANEL", 1 << 7)  # so that products by the embedding have several
+    made = logged_cases.new_run(tmp_path / "run", logged_cases.logged_job())
+    logged_cases.train(made)
+    found, state = [logged_cases.replay(made, tmp_path / "short", permute=3)], RunDirectory.state
+    monkeypatch.setattr(RunDirectory, "state", lambda run, step, root=None, **_: state(run, step, root))
+    found.append(logged_cases.replay(made, tmp_path / "wide", permute=5))
+    for done in found:
+        assert compare(done.run, made.heads()[-1]).agrees
+        assert done.report.entries == found[0].report.entries
+        assert done.report.needed > 0
 
 
 def rewritten(path: Path, change: Callable[[dict[str, Tensor]], object]) -> None:

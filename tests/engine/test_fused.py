@@ -23,7 +23,7 @@ def python(*arguments: str) -> str:
     return printed(*arguments, without=["TIEBREAK_NATIVE"], OMP_NUM_THREADS="1")
 
 
-FEW = [["hashing"], ["sums", "operands"], ["chains", "indices", "graphs", "integers", "workers"]]
+FEW = [["hashing"], ["sums", "operands"], ["chains", "indices", "graphs", "integers", "workers", "frozen"]]
 
 
 @pytest.mark.parametrize("names", slow_except(FEW), ids=["hashing", "sums", "others"])
@@ -39,7 +39,8 @@ MUTANTS = {"sums": 93, "operands": 21, "chains": 33, "hashing": 13, "indices": 1
 
 
 LONG = [("sums", "long"), ("workers", "long"), ("graphs", "golden"), ("operands", "golden")]
-MORE = [*((name, "more") for name in MUTANTS), ("workers", "more"), *LONG]
+HELD = ["sm_90", "sm_80", "sm_100", "sm_89", "gfx942"]
+MORE = [*((name, "more") for name in MUTANTS), ("workers", "more"), ("frozen", "more"), *LONG]
 
 
 @pytest.mark.nightly
@@ -107,6 +108,15 @@ made = [assemble(target, f"{kernel}: softmax", 32) for target in ("sm_90", "sm_1
         for kernel in ("add_up", "settle", "find_greatest")]
 print(json.dumps([few, worse, too_large, [faults(each) for each in made], max(each.registers for each in made)]))
 """
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", slow_except(HELD, nightly=HELD[1:]))
+def test_kernels_of_operands_in_bfloat16_compile_without_faults(target: str, cases: Callable[[int], None]) -> None:
+    """Either operand, or both; products take matrix instructions, run copies ahead, and spill what they do in f32."""
+    faults, waits, count = json.loads(python("-m", "tests.engine.held_kernels", target))
+    assert (faults, waits) == ([], [])
+    cases(count)
 
 
 @pytest.mark.slow

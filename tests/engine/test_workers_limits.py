@@ -103,7 +103,7 @@ def test_a_following_worker_starts_from_the_first_workers_state() -> None:
 
     run: Any = SimpleNamespace(job=SimpleNamespace(steps=6), state=state, data=dict)
     follower: Any = SimpleNamespace(
-        check_job=lambda _: None, starts_at=lambda own: max(own, 6), to_device=dict, place_data=dict, narrow=True
+        check_job=lambda _: None, starts_at=lambda own: max(own, 6), to_device=dict, place_data=dict
     )
     assert [*follow(run, follower, None, check_finite=True)] == []
     assert asked == [6]

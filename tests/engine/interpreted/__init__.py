@@ -61,9 +61,15 @@ def patch_index() -> None:
     """Triton 3.6.0 converts arrays of one element to `int`, which numpy 2.4 refuses.
 
     It also patches its language anew in each call of a function, which takes most of the time: once is enough here.
-    So is one call for all rows of a reduction by a function of ours.
+    So is one call for all rows of a reduction by a function of ours. Subnormals of bfloat16 become other numbers in it.
     """
-    interpreter.ReduceOps.generic_reduce = _reduce
+    interpreter.ReduceOps.generic_reduce, convert = _reduce, interpreter._convert_float
+
+    def converted(x: Any, source: Any, to: Any, how: Any) -> Any:
+        widens = (source, to) == (language.bfloat16, language.float32)
+        return x.astype(np.uint32) << 16 if widens else convert(x, source, to, how)
+
+    interpreter._convert_float = converted
     patch = interpreter._patch_lang_tensor
 
     def patched(tensor: Any, scope: Any) -> None:

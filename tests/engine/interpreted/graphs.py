@@ -582,7 +582,7 @@ MUTANTS: Mutants = [
     ("data are finalized in place", interpreter, lambda m: is_left_alone(m.Interpreter),
      "{index} if own else self.given", "{index}"),
     ("sums are not finalized", interpreter, lambda m: fails_alike(m.Interpreter),
-     "if i.dtype != DType.F32 or", "if i.dtype != DType.BOOL or"),
+     "if program.body[index].dtype == DType.F32 and", "if program.body[index].dtype == DType.BOOL and"),
     ("integers: what is loose adds up", integers, decides_in_each_step,
      "torch.full((1,), -(1 << 62) if self._stays else -s.most_loose, dtype=torch.int64, device=device)",
      "vars(self).setdefault('kept', torch.full((1,), -s.most_loose, dtype=torch.int64))"),

@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.backend import is_host
 from tiebreak.engine.arithmetic.plan.chains import PreparedChain, Unit
 from tiebreak.engine.arithmetic.plan.options import Operands
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
@@ -46,9 +45,8 @@ class Together(Planned):
             super().execute(unit, chain)
 
     def _asked(self, indices: Sequence[int]) -> tuple[list[Instruction], list[Operands]]:
-        asked, wide = [self.body[n] for n in indices], self.machine.arithmetic.backend.wide
-        read = [(i, [self.values[operand.value] for operand in i.operands]) for i in asked]
-        return asked, [x if isinstance(i, AllGather) else [wide(tensor) for tensor in x] for i, x in read]
+        asked = [self.body[n] for n in indices]
+        return asked, [[self.values[operand.value] for operand in i.operands] for i in asked]
 
 
 class SharedInterpreter(Interpreter):
@@ -69,7 +67,6 @@ class SharedInterpreter(Interpreter):
         self._weights = [(i, slot_name(body[i.operands[0].value])) for i in gathers if reads_state(self.program, i)]
         """The weights that a step gathers from the state before it, in order."""
         self._compiles = False  # a rehearsal would exchange sums
-        self._narrow: bool | None = None
 
     def _executor(self, before: Tensor, state: State, data: State, sums: Sums | None, *, donated: bool) -> Planned:
         return Together(**vars(super()._executor(before, state, data, sums, donated=donated)))
@@ -77,14 +74,6 @@ class SharedInterpreter(Interpreter):
     def to_device(self, tensors: Mapping[str, Tensor]) -> State:
         """This worker's shards of whole entries, on its device."""
         return super().to_device({name: self._shard(tensor) for name, tensor in tensors.items()})
-
-    @property
-    def narrow(self) -> bool:
-        """Whether all workers compute on CPUs: what one sends is as narrow as it holds it. All ask at the same time."""
-        if self._narrow is None:
-            device = self.arithmetic.device
-            self._narrow = not self.arithmetic.collectives.greatest([int(not is_host(device))], device)[0]
-        return self._narrow
 
     def _shard(self, tensor: Tensor) -> Tensor:
         if (split := self.partition.state_layout(tensor.shape)) is None:
@@ -187,7 +176,7 @@ def follow(
     job = run.job
     interpreter.check_job(job)
     step = interpreter.starts_at(0)
-    state = interpreter.to_device(run.state(step, narrow=interpreter.narrow))
+    state = interpreter.to_device(run.state(step, narrow=True))
     data = interpreter.place_data(run.data())
     computed = steps(
         interpreter, state, data, range(step + 1, (job.steps if until is None else until) + 1), sums=exact,

@@ -171,7 +171,7 @@ class SegmentAuditor:
         job = self._run.job
         expected = self._records[job.checkpoint_of(step)].state_root if step else job.initial_state_root
         try:
-            tensors = self._run.state(step, expected, narrow=self._interpreter.narrow)
+            tensors = self._run.state(step, expected, narrow=True)
         except VerificationError:
             self._audit.refused.append(step)
             self._kept = [kept for kept in self._kept if kept != step]

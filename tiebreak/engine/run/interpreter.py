@@ -62,6 +62,9 @@ State = dict[str, Tensor]
 REUSED: Final = 1 << 22
 """The least bytes of a result that takes another's place where memory is not slow: its tiles are copied once more."""
 
+NARROW: Final = (Opcode.GATHER, Opcode.REDUCE)
+"""The instructions that take operands held in bfloat16; all others take copies."""
+
 Observer = Callable[[int, Tensor], Tensor]
 """Called with each leaf of the value tree (a body value or a commit) and its tensor; its result is used instead."""
 
@@ -193,19 +196,13 @@ class Interpreter:
         return self.arithmetic.backend.join(units, body) if joins else [(units, None)]
 
     def to_device(self, tensors: Mapping[str, Tensor]) -> State:
-        """The tensors on this interpreter's device, contiguous, and as f32 unless it takes bfloat16.
+        """The tensors on this interpreter's device, contiguous. Entries that no step changes may be in bfloat16.
 
         Raises `ConfigurationError` if the memory of this machine is too little for them and a step on a CPU.
         """
-        held = tensors if self.narrow else {name: widened(tensor) for name, tensor in tensors.items()}
         if is_host(self.arithmetic.device):
-            require_memory(self.program, peak=self._peak, held=sum(tensor.nbytes for tensor in held.values()))
-        return {name: tensor.to(self.arithmetic.device).contiguous() for name, tensor in held.items()}
-
-    @property
-    def narrow(self) -> bool:
-        """Whether entries that no step changes may be in bfloat16, which each instruction that reads them widens."""
-        return is_host(self.arithmetic.device)
+            require_memory(self.program, peak=self._peak, held=sum(tensor.nbytes for tensor in tensors.values()))
+        return {name: tensor.to(self.arithmetic.device).contiguous() for name, tensor in tensors.items()}
 
     def place_data(self, data: Mapping[str, Tensor]) -> State:
         """The job's data where the steps read them: on this interpreter's device, except tables too large for it."""
@@ -397,7 +394,7 @@ class Planned:
     def operands(self, index: int) -> list[Tensor]:
         found = [self.values[operand.value] for operand in self.body[index].operands]
         backend = self.machine.arithmetic.backend
-        return found if self.body[index].opcode in backend.narrow else [backend.wide(tensor) for tensor in found]
+        return found if self.body[index].opcode in NARROW else [backend.wide(tensor) for tensor in found]
 
     def value(self, index: int) -> Tensor:
         """The value of instruction `index`, from operands that are already computed."""
@@ -407,7 +404,6 @@ class Planned:
         operands, arithmetic = self.operands(index), self.machine.arithmetic
         if self.sums is None or sum_kind(instruction) is None:
             return widened(arithmetic.execute(instruction, operands, 0))
-        operands = [arithmetic.backend.wide(tensor) for tensor in operands]
         result, near = arithmetic.execute_logged(instruction, operands, 0)
         self.sums.settle(index, instruction, operands, result, near)
         return result

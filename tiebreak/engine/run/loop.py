@@ -65,7 +65,7 @@ def exact_step(
     Raises `ConfigurationError` if the device's memory is too little.
     """
     if (free := free_memory(device)) is not None:  # on a CPU, `Interpreter.to_device` knows better
-        require_memory(program, free)
+        require_memory(program, free, held=sum(tensor.nbytes for tensor in state.values()))
     interpreter = Interpreter(program, Arithmetic(device))
     held, placed = interpreter.to_device(state), interpreter.place_data(data)
     result = interpreter.step(number, held, placed, check_finite=False)

@@ -107,6 +107,8 @@ class _Case:
     instruction: Instruction
     operands: tuple[tuple[DType, tuple[int, ...]], ...]
     elements: tuple[int, ...] = ()
+    held: bool = False
+    """Whether its last operand is held in bfloat16, as frozen weights may be."""
 
 
 def qualify(arithmetic: Arithmetic) -> QualificationReport:
@@ -154,7 +156,8 @@ def _compare(arithmetic: Arithmetic, case: _Case, right: Sequence[int]) -> int:
 
 
 def _operands(arithmetic: Arithmetic, case: _Case) -> list[Tensor]:
-    return [from_bytes(pack(t, x), t, (len(x),)).to(arithmetic.device) for t, x in case.operands]
+    made = [from_bytes(pack(t, x), t, (len(x),)).to(arithmetic.device) for t, x in case.operands]
+    return [*made[:-1], made[-1].to(torch.bfloat16)] if case.held else made
 
 
 def _rehearse(arithmetic: Arithmetic, vectors: Sequence[tuple[_Case, Sequence[int]]]) -> None:
@@ -411,7 +414,8 @@ def _products() -> Iterator[_Case]:
     a, b = (_ONE, 0x33800000, 0xB63E0000, *253 * (0x32FC0000,)), (_ONE, _ONE, 0x32800000, *253 * (0x32000000,))
     x, y = 32 * (*a, *(bits ^ _SIGN for bits in a)), tuple(bits for bits in b for _ in range(64))
     read = (Access(0, 0, (256, 0, 1)), x), (Access(1, 0, (0, 1, 64)), y)
-    yield _sum_of((64, 64), (256,), *read, elements=(0, 65, 62 * 65, 63 * 65))
+    case = _sum_of((64, 64), (256,), *read, elements=(0, 65, 62 * 65, 63 * 65))
+    yield from (case, replace(case, held=True, name=f"{case.name} (of bfloat16)"))
     # Ties, and some that a factor far below the others of its column, or its row, decides; eight rows begin with a tie.
     for rows, columns in (12, 1), (8, 12):
         x = tuple(bits for row in range(12) for bits in (_ONE, 0x1C800000 * (row >= rows), _ONE, 0x33800000))

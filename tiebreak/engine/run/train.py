@@ -100,9 +100,7 @@ class Worker:
         stats, last = interpreter.arithmetic.stats, job.steps if until is None else until
         with self._committing() as (committer, before):
             interpreter.starts_at(before)
-            held = run.state(before, narrow=interpreter.narrow)
-            state = interpreter.to_device(held)
-            del held
+            state = interpreter.to_device(run.state(before, narrow=True))
             data = interpreter.place_data(run.data())
             computed = steps(
                 interpreter, state, data, range(before + 1, last + 1), sums=self._logs.before,

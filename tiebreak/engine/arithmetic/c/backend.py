@@ -25,7 +25,7 @@ from tiebreak.engine.arithmetic.plain.backend import Table, TorchBackend
 from tiebreak.engine.arithmetic.plan.chains import PreparedChain, PreparedSeries, Unit, Work
 from tiebreak.engine.arithmetic.plan.options import Operands, Options, Prepared, Stats
 from tiebreak.engine.arithmetic.plan.sums import Partial, plan_scatter, plan_tables
-from tiebreak.engine.dtypes import TORCH_DTYPES
+from tiebreak.engine.dtypes import FLOATS, TORCH_DTYPES
 from tiebreak.protocol.program.isa import TRANSCENDENTALS, Instruction, Opcode, ReduceFunction
 
 FEW_TERMS: Final = 16
@@ -36,7 +36,6 @@ FP64_FUNCTION: Final = 32
 """The number of elements that are copied while torch computes one transcendental and its test."""
 SMALL: Final = 1 << 18
 """Below this many bytes the allocator itself reuses memory."""
-FLOATS: Final = (torch.float32, torch.bfloat16)
 IDLE: Final = 1 << 27
 """The most bytes that are idle when fresh memory raises the peak."""
 _ALIGNMENT: Final = 64
@@ -48,7 +47,6 @@ class CBackend(TorchBackend):
     """Kernels in C. Results have memory of a pool, and torch has one thread during a step, but in long instructions."""
 
     name = "C"
-    narrow = (Opcode.GATHER, Opcode.REDUCE)
 
     def __init__(self, options: Options, stats: Stats) -> None:
         super().__init__(options, stats)
@@ -63,9 +61,6 @@ class CBackend(TorchBackend):
 
     def prepare_plain(self, i: Instruction, dtypes: Sequence[torch.dtype]) -> Prepared:
         prepared = super().prepare_plain(i, dtypes)
-        if i.opcode == Opcode.REDUCE:
-            alone = prepared
-            prepared = lambda x, step, near: alone([self.wide(tensor) for tensor in x], step, near)  # noqa: E731
         each = FP64_FUNCTION if i.opcode == Opcode.MAP and i.function in TRANSCENDENTALS else 1
         return threads.spread(prepared) if prod(i.index_space) * each >= LONG else prepared
 
@@ -73,7 +68,8 @@ class CBackend(TorchBackend):
         library, tables = sums.build().library, plan_tables(i)
         if library is None or tables is None:
             return super().partial(i)
-        return sums.TabledSum(library, tables, i, self.options).partial
+        made = sums.TabledSum(library, tables, i, self.options)
+        return lambda operands: made.partial([self.wide(tensor) for tensor in operands])
 
     @contextmanager
     def step(self) -> Iterator[None]:

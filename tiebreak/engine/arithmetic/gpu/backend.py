@@ -15,6 +15,7 @@ from tiebreak.engine.arithmetic.plan.chains import Member
 from tiebreak.engine.arithmetic.plan.options import Operands, Options, Prepared, Stats
 from tiebreak.engine.arithmetic.plan.sums import MOST, Partial, ReduceTables, kind_of, plan_scatter, plan_tables
 from tiebreak.engine.arithmetic.plan.ziv import Collector
+from tiebreak.engine.dtypes import FLOATS
 from tiebreak.protocol.program.isa import Access, Instruction, MapFunction, Opcode, ReduceFunction, row_major
 
 
@@ -70,7 +71,7 @@ class GpuBackend(TorchBackend):
         return finite, noted[0]
 
     def _tabled(self, i: Instruction, dtypes: Sequence[torch.dtype]) -> Prepared | None:
-        kinds = (torch.float32, torch.int64) if i.function == ReduceFunction.MAX else (torch.float32,)
+        kinds = (*FLOATS, torch.int64) if i.function == ReduceFunction.MAX else FLOATS
         tables = _tables(i) if dtypes[0] in kinds else None
         if tables is None:
             return None

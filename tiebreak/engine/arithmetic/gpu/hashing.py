@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tiebreak.engine.arithmetic.gpu.launching import kernels, launch
+from tiebreak.engine.data.tensors import widened
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.protocol import hashing, trees
 from tiebreak.protocol.commitments.records import tensor_id
@@ -22,10 +23,12 @@ _HEIGHTS: Final = 64
 
 
 def identities(tensors: Mapping[str, Tensor]) -> dict[str, Digest]:
-    """The id of each tensor by name; all are on one device."""
-    return {
+    """The id of each tensor by name; all are on one device. One in bfloat16 is widened, and hashed alone."""
+    found = {n: identities({n: widened(x)})[n] for n, x in tensors.items() if x.dtype == torch.bfloat16}
+    held = {name: tensor for name, tensor in tensors.items() if name not in found}
+    return found | {
         name: tensor_id(PROTOCOL_DTYPES[tensor.dtype], tuple(tensor.shape), root)
-        for (name, tensor), root in zip(tensors.items(), roots([*tensors.values()]), strict=True)
+        for (name, tensor), root in zip(held.items(), roots([*held.values()]) if held else (), strict=True)
     }
 
 

@@ -36,6 +36,8 @@ ROOM: Final = 64
 """The room of the list of undecided elements, in addition to one in `DENSE`, under policy `logged`."""
 OPTIONS: Final = {"enable_fp_fusion": False, "num_warps": 8}
 """Options of Triton's compiler: no contraction, and enough warps that nothing is spilled on sm_80 and sm_90."""
+MATRIX: Final = (("cuda", 80), ("cuda", 90))
+"""The targets on which products use FP64 matrix instructions."""
 MANY: Final = 32
 """A product is computed again in doubled precision if one element in this many is undecided."""
 LONG: Final = 1 << 14
@@ -52,7 +54,7 @@ def tile(backend: str, arch: int) -> dict[str, Any]:
     With these blocks Triton 3.6.0 takes FP64 matrix instructions on sm_80 and sm_90, and FMA elsewhere: on sm_100 it
     fails on tiles of 64 rows (it takes an instruction that has no FP64), on AMD on all matrix instructions in FP64.
     """
-    blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 16, **OPTIONS}
+    blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 16, "APART": (backend, arch) in MATRIX, **OPTIONS}
     if backend == "hip":
         return {**blocks, "matrix_instr_nonkdim": 4}
     return {**blocks, "BLOCK_M": 32} if arch >= 100 else blocks
@@ -65,7 +67,7 @@ def product_tile(backend: str, arch: int, m: int, *, tables: bool) -> dict[str, 
     their places two more: the compiler divides its stages among both.
     """
     options = {**tile(backend, arch), "GROUP": 8}
-    if (backend, arch) in (("cuda", 80), ("cuda", 90)):
+    if (backend, arch) in MATRIX:
         options |= {"num_stages": 7 if tables else 4} | ({"BLOCK_M": 128} if m > 64 else {"BLOCK_N": 128})
     return options
 

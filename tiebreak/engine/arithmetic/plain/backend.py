@@ -46,8 +46,6 @@ class TorchBackend:
     """The name by which people know it."""
     chains: Chains | None = None
     """Runs chains of elementwise instructions in one pass; None if they must run one by one."""
-    narrow: tuple[Opcode, ...] = (Opcode.GATHER,)
-    """The instructions that take operands held in bfloat16."""
 
     def __init__(self, options: Options, stats: Stats) -> None:
         self.options, self.stats = options, stats

@@ -42,7 +42,7 @@ def extreme(instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
     # A dim that the operand ignores repeats its element: it has size 1 here, and its first position is the answer.
     if instruction.function == isa.ReduceFunction.MAX:
         found = x.amax(dims) if dims else x.clone()
-        if found.dtype == torch.float32:
+        if found.is_floating_point():
             found = found.add_(0.0)
     else:
         found = _first_greatest(x, dims, instruction.reduction)
@@ -55,7 +55,7 @@ def _first_greatest(x: Tensor, dims: tuple[int, ...], reduction: Sequence[int]) 
         return torch.zeros(x.shape, dtype=torch.int64, device=x.device)
     positions = ramp([x.shape[d] for d in dims], isa.row_major(tuple(reduction)), x.device)
     best = x.eq(x.amax(dims, keepdim=True))
-    if x.dtype == torch.float32:
+    if x.is_floating_point():
         best = best.logical_or_(x.ne(x))  # with a NaN the maximum is NaN, and nothing equals it
     return torch.where(best, positions, prod(reduction)).amin(dims)
 

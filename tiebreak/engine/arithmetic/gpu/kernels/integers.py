@@ -47,7 +47,8 @@ def bits_at(source, terms, at, end, in_m, t, ALONG: tl.constexpr, RUN: tl.conste
     """The bits of terms `at` and following of rows; 0 beyond."""
     in_k = at + t < end
     place = at_terms(source, terms, at + t, in_k, ALONG, RUN, UNIT)
-    return tl.load(place, mask=in_m[:, None] & in_k[None, :], other=0.0).to(tl.int32, bitcast=True)
+    x = tl.load(place, mask=in_m[:, None] & in_k[None, :], other=0.0).to(tl.float32)
+    return x.to(tl.int32, bitcast=True)
 
 
 @triton.jit

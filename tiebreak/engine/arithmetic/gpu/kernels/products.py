@@ -35,6 +35,20 @@ from tiebreak.engine.arithmetic.gpu.kernels.sums import finish, is_loose, list_e
 
 
 @triton.jit
+def widened(x, APART: tl.constexpr):
+    """Factors in f32, of f32 or bfloat16. APART: by an instruction that Triton does not look into.
+
+    Triton 3.6.0 sees that factors of FP64 matrix instructions were loaded as 16 bits, and fails to take them in twos.
+    """
+    if APART and x.dtype == tl.bfloat16:
+        bits = x.to(tl.int16, bitcast=True).to(tl.int32)
+        value = tl.inline_asm_elementwise("shl.b32 $0, $1, 16;", "=f,r", [bits], tl.float32, False, 1)
+    else:
+        value = x.to(tl.float32)
+    return value
+
+
+@triton.jit
 def whole(x, UNIT: tl.constexpr):
     """x, of which the host says that it is a multiple of UNIT, in a form that shows the compiler that it is one."""
     return x // UNIT * UNIT
@@ -130,8 +144,8 @@ def norms(
         x, i = a + whole(tl.load(a_batch + batch), A_UNIT), tile * BLOCK_M + tl.arange(0, BLOCK_M)
         squared(x, to, a_m, a_k, i, m, begin, end, a_step, A_ALONG, A_RUN, A_UNIT, BLOCK_K)
     else:
-        x, i = b + whole(tl.load(b_batch + batch), B_UNIT), (tile - rows) * BLOCK_M + tl.arange(0, BLOCK_M)
-        squared(x, to + m, b_n, b_k, i, n, begin, end, b_step, B_ALONG, B_RUN, B_UNIT, BLOCK_K)
+        y, j = b + whole(tl.load(b_batch + batch), B_UNIT), (tile - rows) * BLOCK_M + tl.arange(0, BLOCK_M)
+        squared(y, to + m, b_n, b_k, j, n, begin, end, b_step, B_ALONG, B_RUN, B_UNIT, BLOCK_K)
 
 
 @triton.jit
@@ -151,7 +165,7 @@ def product(
     m, n, k, batches, cuts, step, a_step, b_step, out_step, coefficient,
     A_ALONG: tl.constexpr, B_ALONG: tl.constexpr, A_RUN: tl.constexpr, B_RUN: tl.constexpr,
     A_UNIT: tl.constexpr, B_UNIT: tl.constexpr, PRECISION: tl.constexpr, LEAVE: tl.constexpr, FLUSH: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, APART: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """One tile (BLOCK_M, BLOCK_N) of one batch, over one part of at most `step` terms. `norms` has left the squares.
 
@@ -189,7 +203,7 @@ def product(
             tl.trans(at_terms(right, b_k, at + t, in_b, B_ALONG, B_RUN, B_UNIT)),
             mask=in_b[:, None] & in_n[None, :], other=0.0,
         )  # fmt: skip
-        c = tl.dot(x.to(tl.float64), y.to(tl.float64), c, out_dtype=tl.float64)
+        c = tl.dot(widened(x, APART).to(tl.float64), widened(y, APART).to(tl.float64), c, out_dtype=tl.float64)
         if a_k is None:
             left += BLOCK_K if A_ALONG else BLOCK_K * a_step
         if b_k is None:
@@ -244,7 +258,7 @@ def contract_twice(
     out, found, room, listed, counters,
     m, n, k, batches, elements, coefficient,
     PRECISION: tl.constexpr, MANY: tl.constexpr, FLUSH: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
     """Does nothing if few of a product's elements are undecided. Else computes all again, in doubled precision.
 
@@ -266,8 +280,8 @@ def contract_twice(
             in_k = at + t < k
             left = row[:, None] + tl.load(a_k + at + t, mask=in_k, other=0)[None, :]
             right = column[None, :] + tl.load(b_k + at + t, mask=in_k, other=0)[:, None]
-            x = tl.load(left, mask=in_m[:, None] & in_k[None, :], other=0.0)
-            y = tl.load(right, mask=in_k[:, None] & in_n[None, :], other=0.0)
+            x = tl.load(left, mask=in_m[:, None] & in_k[None, :], other=0.0).to(tl.float32)
+            y = tl.load(right, mask=in_k[:, None] & in_n[None, :], other=0.0).to(tl.float32)
             peak_a, peak_b = tl.maximum(peak_a, tl.abs(x)), tl.maximum(peak_b, tl.abs(y))
             least_a, least_b = lowest(x, least_a), lowest(y, least_b)
         cut_a, cut_b = cutting(tl.max(peak_a, 1))[:, None], cutting(tl.max(peak_b, 0))[None, :]
@@ -284,8 +298,9 @@ def contract_twice(
                 in_k = at + t < k
                 left = row[:, None] + tl.load(a_k + at + t, mask=in_k, other=0)[None, :]
                 right = column[None, :] + tl.load(b_k + at + t, mask=in_k, other=0)[:, None]
-                x = tl.load(left, mask=in_m[:, None] & in_k[None, :], other=0.0).to(tl.float64)
-                y = tl.load(right, mask=in_k[:, None] & in_n[None, :], other=0.0).to(tl.float64)
+                x = tl.load(left, mask=in_m[:, None] & in_k[None, :], other=0.0)
+                y = tl.load(right, mask=in_k[:, None] & in_n[None, :], other=0.0)
+                x, y = widened(x, APART).to(tl.float64), widened(y, APART).to(tl.float64)
                 x1, y1 = (x + cut_a) - cut_a, (y + cut_b) - cut_b
                 x2, y2 = x - x1, y - y1
                 squares_x1 += x1 * x1

@@ -208,8 +208,8 @@ def find_greatest(
         used = inside[:, None] & in_k[None, :]
         skip = tl.load(a_k + term // run_k, mask=in_k, other=0) + term % run_k
         found = element_of(row[:, None] + skip[None, :], used, (a, notes, numbers), CHAIN)
-        if found.dtype == tl.float32:
-            found = packed_of(found, term)
+        if found.dtype != tl.int64:
+            found = packed_of(found.to(tl.float32), term)
         best = tl.where(used, tl.maximum(best, found), best)
     greatest = tl.max(best, 1)
     if LEAVE:
