@@ -1,7 +1,8 @@
 """Trainers in one or several processes: `torchrun ... launched.py [KIND, WHOSE, FOLDER, BATCH, MORE]`, in JSON.
 
 MORE are arguments of the trainer; and `check`: that of the capture; `dies`: the rank that is killed, and the event and
-step in which; `stops`: the rank whose callback ends the training, and the step, after which the run is evaluated.
+step in which; `stops`: the rank whose callback ends the training, and the step, after which the run is evaluated;
+`lacks`: the rank whose data lack the first example.
 Without a launcher, the JSON is a list of those, each with the number of processes before it.
 """
 
@@ -11,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +26,7 @@ import tiebreak
 from tests.tiebreak.hf_cases import arguments, encoded, llama, preferences, texts, tokenizer
 from tests.tiebreak.hf_scripts import classified, plain
 from tests.waiting import free_port
+from tiebreak.engine.capture.step_run import random_streams
 from tiebreak.engine.distributed import partition
 
 
@@ -110,11 +113,15 @@ def run(kind: str, whose: str, folder: str, batch: int, more: dict[str, Any]) ->
     torch.set_num_threads(1)
     vars(partition)["LEAST"] = 1  # held in shards however small: the tiny job's values would all be whole
     given = dict(more)
-    check, dies, stops = (given.pop(name, None) for name in ("check", "dies", "stops"))
+    check, dies, stops, lacks = (given.pop(name, None) for name in ("check", "dies", "stops", "lacks"))
     set_seed(5)
     trainer = MADE[kind](Path(folder), per_device_train_batch_size=batch, **given)
     for callback in [_Dies(*dies)] if dies else [_Stops(trainer, *stops)] if stops else []:
         trainer.add_callback(callback)
+    if lacks == trainer.args.process_index:
+        trainer.train_dataset = trainer.train_dataset.select(range(1, 40))
+    collate, drawn = trainer.data_collator, list[int]()
+    trainer.data_collator = lambda rows: drawn.append(len(rows)) or collate(rows)
     set_seed(5)
     if whose == "ours":
         tiebreak.hf.train(trainer, check=check or "full")
@@ -122,8 +129,10 @@ def run(kind: str, whose: str, folder: str, batch: int, more: dict[str, Any]) ->
         trainer.train()
     if stops:
         tiebreak.hf.evaluate(trainer)
-    log = json.dumps(trainer.state.log_history)
-    Path(folder, f"log-{os.environ.get('RANK', '0')}.json").write_text(log, encoding="utf-8")
+    streams = sha256(repr(random_streams()).encode()).hexdigest()
+    for name, found in {"log": trainer.state.log_history, "drawn": [drawn, streams]}.items():
+        path = Path(folder, f"{name}-{os.environ.get('RANK', '0')}.json")
+        path.write_text(json.dumps(found), encoding="utf-8")
 
 
 def _forked(rank: int, count: int, port: int, given: list[Any]) -> None:

@@ -1,9 +1,9 @@
 """The processes that `torchrun` or `accelerate launch` has started: together the workers of one run.
 
-The job is that of one process that has the batches of all. Each process records them while accelerate believes it alone
-(`TrainerProcesses.alone`), and the first one captures the job so, which no exchange with the others reaches. Then each
-runs Trainer's loop, where logs, evaluation and saving are shared out as ever, and all compute each step together
-(docs/distributed.md).
+The job is that of one process that has the batches of all. The first process records them while accelerate believes it
+alone (`TrainerProcesses.alone`), in a file that all map, and captures the job so, which no exchange with the others
+reaches. Then each runs Trainer's loop, where logs, evaluation and saving are shared out as ever, and all compute each
+step together (docs/distributed.md).
 """
 
 import json
@@ -11,7 +11,8 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial, wraps
+from functools import cached_property, partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -21,11 +22,13 @@ from accelerate.data_loader import BatchSamplerShard
 from accelerate.utils import DistributedType
 from torch import Tensor
 from torch.utils.data import BatchSampler
+from transformers.trainer_utils import has_length
 
+from tiebreak.api.huggingface.recording import RecordedLoader, Recording, record
 from tiebreak.api.huggingface.sampled_rollouts import RUN
 from tiebreak.api.machine import Machine
 from tiebreak.api.training.distributed import joined
-from tiebreak.engine.capture.step_run import replaced
+from tiebreak.engine.capture.step_run import random_streams, replaced, same_draws
 from tiebreak.engine.data.disk import read_file, write_file
 from tiebreak.engine.distributed.exchange import Collectives, Torch
 from tiebreak.protocol.errors import ConfigurationError, own_file
@@ -137,13 +140,36 @@ class TrainerProcesses:
             return [*mine]
         return [bool(found) for found in self._collectives.greatest([*map(int, mine)], self.device)]
 
+    def differing(self, mine: str) -> int:
+        """The number of the first process that has other words than process 0; 0 if none has."""
+        others = [0] if self.exchange is None else self._collectives.numbers(int(mine != self.said(mine)), self.device)
+        return others.index(max(others))
+
     def require_same(self, mine: str) -> None:
         """Raises `ConfigurationError`, in all processes, unless all have the same words."""
-        first = self.said(mine)
-        if any(self.any([mine != first])):
+        if process := self.differing(mine):
             raise ConfigurationError(
-                f"expected all processes to have the same data, got {mine} in one, {first} in another"
+                f"expected all processes to have the data of process 0, got others in process {process} (here {mine})"
             )
+
+    def recorded(self) -> Recording:
+        """What the first process records of the trainer's loop, whose batches all share; call it `alone`.
+
+        If the random numbers are in different states, each process records, to know how its own go on.
+        """
+        loader, path = self.loader(), Path(str(self.trainer.args.output_dir), "recorded.batches")
+        if self.exchange is None or self.differing(sha256(repr(random_streams()).encode()).hexdigest()):
+            found = record(self.trainer, loader)
+            self.require_same(f"{found.steps} steps of {len(found.items)} micro-batches")
+            return found
+        try:
+            recorded = self.first(partial(record, self.trainer, loader, path))
+            found = recorded or Recording(loader=RecordedLoader(loader))
+            found.loader.read(path)
+            self.require_same(_described(loader, recorded))  # and by now all have mapped the file
+        finally:
+            path.unlink(missing_ok=True)
+        return found
 
     def meet(self) -> None:
         """Returns when all processes have come here."""
@@ -190,19 +216,8 @@ class TrainerProcesses:
     def in_loop(self) -> Iterator[None]:
         """Has Trainer's loop, to which each process gives the micro-batches of all, count them once; wraps no model."""
         held = self.trainer
-
-        def alone(name: str) -> Callable[..., Any]:
-            own = getattr(held, name)
-
-            @wraps(own)
-            def counted(*args: Any, **options: Any) -> Any:
-                with self.alone():
-                    return own(*args, **options)
-
-            return counted
-
         flops = held.floating_point_ops
-        counting = {name: alone(name) for name in ("_track_num_input_tokens", "get_batch_samples")}
+        counting = {n: self.alone()(getattr(held, n)) for n in ("_track_num_input_tokens", "get_batch_samples")}
         plain = partial(held.accelerator.prepare_model, evaluation_mode=True)
         if self.exchange is None:
             yield
@@ -222,3 +237,13 @@ class TrainerProcesses:
             dist.broadcast(sent.view(-1).view(torch.uint8), 0, group=self.exchange.group)
             if sent is not tensor:
                 tensor.copy_(sent)
+
+
+def _described(loader: Any, recording: Recording | None) -> str:
+    """The length of a data loader and its first batch, which this process draws unless it has recorded it."""
+    inner = getattr(loader, "base_dataloader", loader)
+    with same_draws():
+        batch = next(iter(inner), {}) if recording is None else recording.inputs[0]
+    found = repr([(name, value.tolist()) for name, value in sorted(batch.items()) if isinstance(value, Tensor)])
+    length = len(inner) if has_length(inner) else "a stream of"
+    return f"{length} batches, the first with SHA-256 {sha256(found.encode()).hexdigest()[:8]}"
