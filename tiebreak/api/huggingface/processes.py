@@ -9,10 +9,11 @@ step together (docs/distributed.md).
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import sha256
+from operator import length_hint
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -22,7 +23,6 @@ from accelerate.data_loader import BatchSamplerShard
 from accelerate.utils import DistributedType
 from torch import Tensor
 from torch.utils.data import BatchSampler
-from transformers.trainer_utils import has_length
 
 from tiebreak.api.huggingface.recording import RecordedLoader, Recording, record
 from tiebreak.api.huggingface.sampled_rollouts import RUN
@@ -97,12 +97,9 @@ class TrainerProcesses:
     @contextmanager
     def of(cls, trainer: Any, machine: Machine) -> Iterator["TrainerProcesses"]:
         """Connects them. Raises `WorkerLost`, on those that are left, if one of them is gone."""
-        batches, device = Batches.of(trainer), torch.device(machine.device)
-        if trainer.args.world_size == 1:
-            yield cls(trainer, batches, None, device)
-            return
-        with joined(machine.device, trainer.args.ddp_timeout) as exchange:
-            yield cls(trainer, batches, exchange, device)
+        alone, patience = trainer.args.world_size == 1, trainer.args.ddp_timeout
+        with nullcontext() if alone else joined(machine.device, patience) as exchange:
+            yield cls(trainer, Batches.of(trainer), exchange, torch.device(machine.device))
 
     @property
     def count(self) -> int:
@@ -136,9 +133,8 @@ class TrainerProcesses:
 
     def any(self, mine: Sequence[bool]) -> list[bool]:
         """Whether it is so in any process, for each of several."""
-        if self.exchange is None:
-            return [*mine]
-        return [bool(found) for found in self._collectives.greatest([*map(int, mine)], self.device)]
+        numbers = [*map(int, mine)]
+        return [*map(bool, numbers if self.exchange is None else self._collectives.greatest(numbers, self.device))]
 
     def differing(self, mine: str) -> int:
         """The number of the first process that has other words than process 0; 0 if none has."""
@@ -166,7 +162,7 @@ class TrainerProcesses:
             recorded = self.first(partial(record, self.trainer, loader, path))
             found = recorded or Recording(loader=RecordedLoader(loader))
             found.loader.read(path)
-            self.require_same(_described(loader, recorded))  # and by now all have mapped the file
+            self.require_same(_described(getattr(loader, "base_dataloader", loader), recorded))  # all have mapped it
         finally:
             path.unlink(missing_ok=True)
         return found
@@ -218,13 +214,12 @@ class TrainerProcesses:
         held = self.trainer
         flops = held.floating_point_ops
         counting = {n: self.alone()(getattr(held, n)) for n in ("_track_num_input_tokens", "get_batch_samples")}
-        plain = partial(held.accelerator.prepare_model, evaluation_mode=True)
         if self.exchange is None:
             yield
             return
         with (
             replaced(held, floating_point_ops=lambda inputs: flops(inputs) / self.count, **counting),
-            replaced(held.accelerator, prepare_model=plain),
+            replaced(held.accelerator, prepare_model=partial(held.accelerator.prepare_model, evaluation_mode=True)),
         ):
             yield
 
@@ -241,9 +236,7 @@ class TrainerProcesses:
 
 def _described(loader: Any, recording: Recording | None) -> str:
     """The length of a data loader and its first batch, which this process draws unless it has recorded it."""
-    inner = getattr(loader, "base_dataloader", loader)
     with same_draws():
-        batch = next(iter(inner), {}) if recording is None else recording.inputs[0]
+        batch = next(iter(loader), {}) if recording is None else recording.inputs[0]
     found = repr([(name, value.tolist()) for name, value in sorted(batch.items()) if isinstance(value, Tensor)])
-    length = len(inner) if has_length(inner) else "a stream of"
-    return f"{length} batches, the first with SHA-256 {sha256(found.encode()).hexdigest()[:8]}"
+    return f"{length_hint(loader)} batches, the first with SHA-256 {sha256(found.encode()).hexdigest()[:8]}"

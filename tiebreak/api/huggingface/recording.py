@@ -11,7 +11,7 @@ from ast import literal_eval
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import count
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import Trainer
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 
@@ -78,32 +78,28 @@ class RecordedLoader:
         self.watches = False
         """Whether there may be a warning, given once, that other code has drawn random numbers."""
 
-    def rewind(self) -> None:
-        """Lets the loader give the recorded batches again."""
-        self.again = zip(self.epochs, self._drawn, strict=True)
-
     def write(self, path: Path) -> None:
-        """Writes what is recorded into a file, for the loaders of other processes."""
-        numbered = [(at, *item) for at, batch in enumerate(chain(*self.epochs)) for item in batch.items()]
-        tensors = {f"{at} {name}": value.contiguous() for at, name, value in numbered if isinstance(value, Tensor)}
-        others = [[{n: v for n, v in batch.items() if not isinstance(v, Tensor)} for batch in e] for e in self.epochs]
-        words = bytearray(repr((others, self._drawn, [*self._states])).encode())
+        """Writes what is recorded into a file, for the loaders of other processes.
+
+        It has the tensors by number, in their order, and under no name the rest as a Python literal, where b"" is each
+        tensor's place.
+        """
+        tensors = [leaf.contiguous() for leaf in tree_leaves(self.epochs) if isinstance(leaf, Tensor)]
+        words = repr((tree_map_only(Tensor, lambda _: b"", self.epochs), self._drawn, self._states))
+        numbered = {str(number): tensor for number, tensor in enumerate(tensors)}
         with storing(path):
-            save_file(tensors | {"": torch.frombuffer(words, dtype=torch.uint8)}, path)
+            save_file(numbered | {"": torch.frombuffer(bytearray(words.encode()), dtype=torch.uint8)}, path)
 
     def read(self, path: Path) -> None:
         """Lets the loader give the batches of a file. Processes share its pages, and copy those that they change."""
         try:
             with safe_open(path, "pt") as file:
-                self.epochs, self._drawn, states = literal_eval(file.get_tensor("").numpy().tobytes().decode())
-                batches = [*chain(*self.epochs)]
-                for key in sorted(file.keys())[1:]:
-                    at, name = key.split(" ", 1)
-                    batches[int(at)][name] = file.get_tensor(key)
+                epochs, self._drawn, self._states = literal_eval(file.get_tensor("").numpy().tobytes().decode())
+                numbers = count()
+                self.epochs = tree_map_only(bytes, lambda _: file.get_tensor(str(next(numbers))), epochs)
         except (OSError, SyntaxError, ValueError) as error:
             raise ConfigurationError(f"{path}: expected batches of tensors, numbers and words: {error}") from error
-        self._states = {state: number for number, state in enumerate(states)}
-        self.rewind()
+        self.again = zip(self.epochs, self._drawn, strict=True)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -159,14 +155,13 @@ def loop(trainer: Trainer, **options: Any) -> Any:
     return getattr(own, "original", own)(trainer, **options)
 
 
-def record(trainer: Trainer, batches: Any = None, path: Path | None = None) -> Recording:
+def record(trainer: Trainer, batches: Any, path: Path | None = None) -> Recording:
     """Runs the trainer's loop without computing or reporting, and restores the trainer afterwards.
 
     An evaluation loads its data, since that draws random numbers on which later batches may depend. batches: the data
-    loader [default: the trainer's]. path: a file that is to hold what its `read` reads [default: none].
+    loader. path: a file that is to hold what its `read` reads [default: none].
     """
     held: Any = trainer
-    batches = trainer.get_train_dataloader() if batches is None else batches
     found = Recording(loader=RecordedLoader(batches, samples=samples(trainer)))
 
     def note(_model: Any, _inputs: Any, num_items_in_batch: Any = None) -> Tensor:
@@ -196,8 +191,8 @@ def record(trainer: Trainer, batches: Any = None, path: Path | None = None) -> R
         loop(trainer)
         found.steps, found.planned = trainer.state.global_step, trainer.state.max_steps
     trainer.state, trainer.control = state, control
-    found.inputs = [*chain(*found.loader.epochs)][: len(found.items)]
-    found.loader.rewind()
+    found.inputs = [batch for epoch in found.loader.epochs for batch in epoch][: len(found.items)]
+    found.loader.again = zip(found.loader.epochs, found.loader._drawn, strict=True)
     if path is not None:
         found.loader.write(path)
     if not found.steps:
