@@ -78,7 +78,7 @@ def test_the_number_of_processes_is_in_no_root_and_logs_are_the_launched_origina
         assert_near(logs(tmp_path / str(count)), logs(tmp_path / "theirs"), 5e-6 if kind == "dpo" else 1e-6)
         assert logs(tmp_path / str(count)) == logs(tmp_path / str(count), 1)
         ends = [json.loads((tmp_path / str(count) / f"drawn-{rank}.json").read_text()) for rank in range(count)]
-        # The others draw a batch to compare it (and those of evaluations); their random numbers go on as the first one's.
+        # The others draw a batch to compare it (and evaluations'); their random numbers go on as the first one's.
         assert kind == "classification" or ends[1:] == [[1, ends[0][1]]] * (count - 1)
         assert not [*(tmp_path / str(count)).glob("*.batches")]
     saved = [sorted(path.name for path in (tmp_path / name).glob("checkpoint-*")) for name in ("2", "theirs")]

@@ -149,7 +149,7 @@ class TrainerProcesses:
             )
 
     def recorded(self) -> Recording:
-        """What the first process records of the trainer's loop, whose batches all share; call it `alone`.
+        """The first process's recording of the trainer's loop, whose batches all share; call it `alone`.
 
         If the random numbers are in different states, each process records, to know how its own go on.
         """
