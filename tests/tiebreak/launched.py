@@ -2,7 +2,7 @@
 
 MORE are arguments of the trainer; and `check`: that of the capture; `dies`: the rank that is killed, and the event and
 step in which; `stops`: the rank whose callback ends the training, and the step, after which the run is evaluated;
-`lacks`: the rank whose data lack the first example.
+`lacks`: the rank whose data lack the last example.
 Without a launcher, the JSON is a list of those, each with the number of processes before it.
 """
 
@@ -117,9 +117,9 @@ def run(kind: str, whose: str, folder: str, batch: int, more: dict[str, Any]) ->
     for callback in [_Dies(*dies)] if dies else [_Stops(trainer, *stops)] if stops else []:
         trainer.add_callback(callback)
     if lacks == trainer.args.process_index:
-        trainer.train_dataset = trainer.train_dataset.select(range(1, 40))
-    collate, drawn = trainer.data_collator, list[int]()
-    trainer.data_collator = lambda rows: drawn.append(len(rows)) or collate(rows)
+        trainer.train_dataset = encoded(39)
+    collate, drawn = trainer.data_collator, iter(range(1 << 20))
+    trainer.data_collator = lambda rows: next(drawn) >= 0 and collate(rows)
     set_seed(5)
     if whose == "ours":
         tiebreak.hf.train(trainer, check=check or "full")
@@ -127,7 +127,7 @@ def run(kind: str, whose: str, folder: str, batch: int, more: dict[str, Any]) ->
         trainer.train()
     if stops:
         tiebreak.hf.evaluate(trainer)
-    for name, found in {"log": trainer.state.log_history, "drawn": [len(drawn), torch.rand(()).item()]}.items():
+    for name, found in {"log": trainer.state.log_history, "drawn": [next(drawn), torch.rand(()).item()]}.items():
         Path(folder, f"{name}-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(found), encoding="utf-8")
 
 

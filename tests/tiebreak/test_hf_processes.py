@@ -86,7 +86,7 @@ def test_the_number_of_processes_is_in_no_root_and_logs_are_the_launched_origina
     assert tiebreak.open_run(tmp_path / str(others[-1]) / "run").audit(sample=1, seed="1").agrees
 
 
-REFUSED = {
+REFUSED: dict[str, dict[str, Any]] = {
     "average_tokens_across_devices=False: a loss by how examples": {"average_tokens_across_devices": False},
     "others in process 1 (here ": {"lacks": 1},
 }  # fmt: skip
