@@ -1,7 +1,8 @@
 """Trainers in one or several processes: `torchrun ... launched.py [KIND, WHOSE, FOLDER, BATCH, MORE]`, in JSON.
 
 MORE are arguments of the trainer; and `check`: that of the capture; `dies`: the rank that is killed, and the event and
-step in which; `stops`: the rank whose callback ends the training, and the step, after which the run is evaluated.
+step in which; `stops`: the rank whose callback ends the training, and the step, after which the run is evaluated;
+`lacks`: the rank whose data lack the last example.
 Without a launcher, the JSON is a list of those, each with the number of processes before it.
 """
 
@@ -12,7 +13,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import tests.tiebreak.absent_libraries  # isort: skip  # noqa: F401  # before what would load them
 
@@ -112,11 +113,15 @@ def run(kind: str, whose: str, folder: str, batch: int, more: dict[str, Any]) ->
     torch.set_num_threads(1)
     vars(partition)["LEAST"] = 1  # held in shards however small: the tiny job's values would all be whole
     given = dict(more)
-    check, dies, stops = (given.pop(name, None) for name in ("check", "dies", "stops"))
+    check, dies, stops, lacks = (given.pop(name, None) for name in ("check", "dies", "stops", "lacks"))
     set_seed(5)
     trainer = MADE[kind](Path(folder), per_device_train_batch_size=batch, **given)
     for callback in [_Dies(*dies)] if dies else [_Stops(trainer, *stops)] if stops else []:
         trainer.add_callback(callback)
+    if lacks == trainer.args.process_index:
+        trainer.train_dataset = encoded(39)
+    collate, drawn = trainer.data_collator, cast("Any", [])
+    trainer.data_collator = lambda rows: drawn.append(len(rows)) or collate(rows)
     set_seed(5)
     if whose == "ours":
         tiebreak.hf.train(trainer, check=check or "full")
@@ -124,8 +129,8 @@ def run(kind: str, whose: str, folder: str, batch: int, more: dict[str, Any]) ->
         trainer.train()
     if stops:
         tiebreak.hf.evaluate(trainer)
-    log = json.dumps(trainer.state.log_history)
-    Path(folder, f"log-{os.environ.get('RANK', '0')}.json").write_text(log, encoding="utf-8")
+    for name, found in {"log": trainer.state.log_history, "drawn": [len(drawn), torch.rand(()).item()]}.items():
+        Path(folder, f"{name}-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(found), encoding="utf-8")
 
 
 def _forked(rank: int, count: int, port: int, given: list[Any]) -> None:

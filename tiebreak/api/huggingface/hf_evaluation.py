@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 from transformers import Trainer
 
 from tiebreak.api.evaluation.evaluations import evaluate as certified
@@ -65,10 +66,7 @@ def _scored(
     """The metrics of a certified run, which the first of several processes makes alone."""
     held: Any = processes.trainer
     with processes.alone(), same_draws(), replaced(held.args, gradient_accumulation_steps=1):
-        inputs = [
-            {name: value.cpu() if isinstance(value, Tensor) else value for name, value in batch.items()}
-            for batch in held.get_eval_dataloader(eval_dataset)
-        ]
+        inputs = [tree_map_only(Tensor, Tensor.cpu, dict(batch)) for batch in held.get_eval_dataloader(eval_dataset)]
         items = [held._get_num_items_in_batch([batch], torch.device("cpu")) for batch in inputs]
         recording = Recording(inputs=inputs, items=items, counts=[1] * len(inputs), steps=len(inputs))
         found = columns(held, recording, ordered=True)

@@ -16,7 +16,7 @@ from transformers.trainer_utils import TrainOutput
 from tiebreak.api.huggingface import refusals, sampled_rollouts, trainer_loop
 from tiebreak.api.huggingface.objective import check_padding, objective, ready
 from tiebreak.api.huggingface.processes import TrainerProcesses
-from tiebreak.api.huggingface.recording import Recording, columns, record
+from tiebreak.api.huggingface.recording import Recording, columns
 from tiebreak.api.huggingface.rollouts import Rollouts
 from tiebreak.api.huggingface.sampled_rollouts import RUN, SampledRollouts
 from tiebreak.api.machine import Machine
@@ -69,10 +69,10 @@ def train(
         options = {"client": client, "trainer": key, "terms": terms, "check": check}
         with _noting_reads(trainer.args) as read:
             with processes.alone():
-                recording = record(trainer, processes.loader())
+                recording = processes.recorded()
                 rollouts = Rollouts.of(trainer, recording, exact=exact_sampling) if refusals.samples(trainer) else None
-            processes.require_same(f"{recording.steps} steps of {len(recording.items)} micro-batches")
             made = processes.first(partial(_agreed, processes, recording, rollouts, machine, options, judge))
+        recording.inputs.clear()
         if made is not None:
             refusals.warn_of_unread(trainer.args, read)
         run = made or Run(RunDirectory.open(Path(str(trainer.args.output_dir), RUN)), machine)

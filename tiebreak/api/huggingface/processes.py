@@ -1,17 +1,19 @@
 """The processes that `torchrun` or `accelerate launch` has started: together the workers of one run.
 
-The job is that of one process that has the batches of all. Each process records them while accelerate believes it alone
-(`TrainerProcesses.alone`), and the first one captures the job so, which no exchange with the others reaches. Then each
-runs Trainer's loop, where logs, evaluation and saving are shared out as ever, and all compute each step together
-(docs/distributed.md).
+The job is that of one process that has the batches of all. The first process records them while accelerate believes it
+alone (`TrainerProcesses.alone`), in a file that all map, and captures the job so, which no exchange with the others
+reaches. Then each runs Trainer's loop, where logs, evaluation and saving are shared out as ever, and all compute each
+step together (docs/distributed.md).
 """
 
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property, partial, wraps
+from functools import cached_property, partial
+from hashlib import sha256
+from operator import length_hint
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -22,10 +24,11 @@ from accelerate.utils import DistributedType
 from torch import Tensor
 from torch.utils.data import BatchSampler
 
+from tiebreak.api.huggingface.recording import RecordedLoader, Recording, record
 from tiebreak.api.huggingface.sampled_rollouts import RUN
 from tiebreak.api.machine import Machine
 from tiebreak.api.training.distributed import joined
-from tiebreak.engine.capture.step_run import replaced
+from tiebreak.engine.capture.step_run import random_streams, replaced, same_draws
 from tiebreak.engine.data.disk import read_file, write_file
 from tiebreak.engine.distributed.exchange import Collectives, Torch
 from tiebreak.protocol.errors import ConfigurationError, own_file
@@ -94,12 +97,9 @@ class TrainerProcesses:
     @contextmanager
     def of(cls, trainer: Any, machine: Machine) -> Iterator["TrainerProcesses"]:
         """Connects them. Raises `WorkerLost`, on those that are left, if one of them is gone."""
-        batches, device = Batches.of(trainer), torch.device(machine.device)
-        if trainer.args.world_size == 1:
-            yield cls(trainer, batches, None, device)
-            return
-        with joined(machine.device, trainer.args.ddp_timeout) as exchange:
-            yield cls(trainer, batches, exchange, device)
+        alone, patience = trainer.args.world_size == 1, trainer.args.ddp_timeout
+        with nullcontext() if alone else joined(machine.device, patience) as exchange:
+            yield cls(trainer, Batches.of(trainer), exchange, torch.device(machine.device))
 
     @property
     def count(self) -> int:
@@ -133,17 +133,39 @@ class TrainerProcesses:
 
     def any(self, mine: Sequence[bool]) -> list[bool]:
         """Whether it is so in any process, for each of several."""
-        if self.exchange is None:
-            return [*mine]
-        return [bool(found) for found in self._collectives.greatest([*map(int, mine)], self.device)]
+        numbers = [*map(int, mine)]
+        return [*map(bool, numbers if self.exchange is None else self._collectives.greatest(numbers, self.device))]
+
+    def differing(self, mine: str) -> int:
+        """The number of the first process that has other words than process 0; 0 if none has."""
+        others = [0] if self.exchange is None else self._collectives.numbers(int(mine != self.said(mine)), self.device)
+        return others.index(max(others))
 
     def require_same(self, mine: str) -> None:
         """Raises `ConfigurationError`, in all processes, unless all have the same words."""
-        first = self.said(mine)
-        if any(self.any([mine != first])):
+        if process := self.differing(mine):
             raise ConfigurationError(
-                f"expected all processes to have the same data, got {mine} in one, {first} in another"
+                f"expected all processes to have the data of process 0, got others in process {process} (here {mine})"
             )
+
+    def recorded(self) -> Recording:
+        """The first process's recording of the trainer's loop, whose batches all share; call it `alone`.
+
+        If the random numbers are in different states, each process records, to know how its own go on.
+        """
+        loader, path = self.loader(), Path(str(self.trainer.args.output_dir), "recorded.batches")
+        if self.exchange is None or self.differing(sha256(repr(random_streams()).encode()).hexdigest()):
+            found = record(self.trainer, loader)
+            self.require_same(f"{found.steps} steps of {len(found.items)} micro-batches")
+            return found
+        try:
+            recorded = self.first(partial(record, self.trainer, loader, path))
+            found = recorded or Recording(loader=RecordedLoader(loader))
+            found.loader.read(path)
+            self.require_same(_described(getattr(loader, "base_dataloader", loader), recorded))  # all have mapped it
+        finally:
+            path.unlink(missing_ok=True)
+        return found
 
     def meet(self) -> None:
         """Returns when all processes have come here."""
@@ -190,26 +212,14 @@ class TrainerProcesses:
     def in_loop(self) -> Iterator[None]:
         """Has Trainer's loop, to which each process gives the micro-batches of all, count them once; wraps no model."""
         held = self.trainer
-
-        def alone(name: str) -> Callable[..., Any]:
-            own = getattr(held, name)
-
-            @wraps(own)
-            def counted(*args: Any, **options: Any) -> Any:
-                with self.alone():
-                    return own(*args, **options)
-
-            return counted
-
         flops = held.floating_point_ops
-        counting = {name: alone(name) for name in ("_track_num_input_tokens", "get_batch_samples")}
-        plain = partial(held.accelerator.prepare_model, evaluation_mode=True)
+        counting = {n: self.alone()(getattr(held, n)) for n in ("_track_num_input_tokens", "get_batch_samples")}
         if self.exchange is None:
             yield
             return
         with (
             replaced(held, floating_point_ops=lambda inputs: flops(inputs) / self.count, **counting),
-            replaced(held.accelerator, prepare_model=plain),
+            replaced(held.accelerator, prepare_model=partial(held.accelerator.prepare_model, evaluation_mode=True)),
         ):
             yield
 
@@ -222,3 +232,11 @@ class TrainerProcesses:
             dist.broadcast(sent.view(-1).view(torch.uint8), 0, group=self.exchange.group)
             if sent is not tensor:
                 tensor.copy_(sent)
+
+
+def _described(loader: Any, recording: Recording | None) -> str:
+    """The length of a data loader and its first batch, which this process draws unless it has recorded it."""
+    with same_draws():
+        batch = next(iter(loader), {}) if recording is None else recording.inputs[0]
+    found = repr([(name, value.tolist()) for name, value in sorted(batch.items()) if isinstance(value, Tensor)])
+    return f"{length_hint(loader)} batches, the first with SHA-256 {sha256(found.encode()).hexdigest()[:8]}"

@@ -7,19 +7,26 @@ whose `training_step(model, inputs, num_items_in_batch)` is public.
 import copy
 import logging
 import warnings
+from ast import literal_eval
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
 import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import Trainer
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 
 from tiebreak.api.huggingface.refusals import samples
 from tiebreak.engine.capture.step_run import random_streams, replaced, same_draws, set_random_streams
+from tiebreak.engine.data.disk import storing
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.philox import shuffle
 
@@ -56,21 +63,42 @@ class Recording:
     """Gives the same batches again, epoch by epoch, and leaves the random numbers as they were after each."""
 
 
-class _Loader:
+class RecordedLoader:
     """The trainer's data loader, which records its batches and repeats them in a second run of the loop."""
 
-    def __init__(self, loader: Any, *, samples: bool) -> None:
+    def __init__(self, loader: Any, *, samples: bool = False) -> None:
         """samples: whether a batch is a list of prompts, from which the trainer samples."""
         self._loader, self._samples = loader, samples
         self.epochs: list[list[Any]] = []
+        self._states = dict[Any, int]()
+        """The states of torch's, Python's and NumPy's random numbers that were met, with their numbers."""
         self._drawn: list[list[tuple[Any, Any, bool]]] = []
-        """The random numbers' state before and after each batch, and whether a batch depends on it."""
+        """The numbers of the states before and after each batch, and whether a batch depends on them."""
         self.again: Iterator[tuple[list[Any], list[tuple[Any, Any, bool]]]] | None = None
         self.watches = False
         """Whether there may be a warning, given once, that other code has drawn random numbers."""
 
-    def rewind(self) -> None:
-        """Lets the loader give the recorded batches again."""
+    def write(self, path: Path) -> None:
+        """Writes what is recorded into a file, for the loaders of other processes.
+
+        It has the tensors by number, in their order, and under no name the rest as a Python literal, where b"" is each
+        tensor's place.
+        """
+        tensors = [leaf.contiguous() for leaf in tree_leaves(self.epochs) if isinstance(leaf, Tensor)]
+        words = repr((tree_map_only(Tensor, lambda _: b"", self.epochs), self._drawn, self._states))
+        numbered = {str(number): tensor for number, tensor in enumerate(tensors)}
+        with storing(path):
+            save_file(numbered | {"": torch.frombuffer(bytearray(words.encode()), dtype=torch.uint8)}, path)
+
+    def read(self, path: Path) -> None:
+        """Lets the loader give the batches of a file. Processes share its pages, and copy those that they change."""
+        try:
+            with safe_open(path, "pt") as file:
+                epochs, self._drawn, self._states = literal_eval(file.get_tensor("").numpy().tobytes().decode())
+                numbers = count()
+                self.epochs = tree_map_only(bytes, lambda _: file.get_tensor(str(next(numbers))), epochs)
+        except (OSError, SyntaxError, ValueError) as error:
+            raise ConfigurationError(f"{path}: expected batches of tensors, numbers and words: {error}") from error
         self.again = zip(self.epochs, self._drawn, strict=True)
 
     def __getattr__(self, name: str) -> Any:
@@ -81,15 +109,16 @@ class _Loader:
 
     def __iter__(self) -> Iterator[Any]:
         if self.again is not None:
+            states = [*self._states]
             for batch, (before, after, depends) in zip(*next(self.again), strict=True):
-                if self.watches and depends and before != random_streams():
+                if self.watches and depends and before != self._number(random_streams()):
                     self.watches = False
                     _LOG.warning(
                         "random numbers were drawn between steps by more than the data loaders (a callback, or an "
                         "evaluation that samples): from now on, the examples are drawn otherwise than trainer.train() "
                         "would draw them"
                     )
-                set_random_streams(after)
+                set_random_streams(tuple(states[number] for number in after))
                 yield batch
             return
         self.epochs.append([])
@@ -97,17 +126,17 @@ class _Loader:
         before = random_streams()
         for batch in self._loader:
             after = random_streams()
-            self._drawn[-1].append((before, before if after == before else after, self._depends(before, after)))
-            if self._samples:
-                self.epochs[-1].append(batch)
-            elif isinstance(batch, Mapping):
-                self.epochs[-1].append({k: v.detach().cpu() if isinstance(v, Tensor) else v for k, v in batch.items()})
-            else:
-                raise ConfigurationError(
-                    f"expected a data_collator that gives tensors by name, got {type(batch).__name__}"
-                )
+            self._drawn[-1].append((self._number(before), self._number(after), self._depends(before, after)))
+            if not (self._samples or isinstance(batch, Mapping)):
+                raise ConfigurationError(f"expected a collator that gives tensors by name, got {type(batch).__name__}")
+            held = batch if self._samples else tree_map_only(Tensor, lambda t: t.detach().cpu().clone(), dict(batch))
+            self.epochs[-1].append(held)
             yield batch
             before = random_streams()
+
+    def _number(self, streams: tuple[Any, ...]) -> tuple[int, ...]:
+        """The numbers of the three states, which are kept once, however often they are met."""
+        return tuple(self._states.setdefault(state, len(self._states)) for state in streams)
 
     def _depends(self, before: Any, after: Any) -> bool:
         """Whether more random numbers were drawn than the seed of the loader's workers."""
@@ -126,15 +155,14 @@ def loop(trainer: Trainer, **options: Any) -> Any:
     return getattr(own, "original", own)(trainer, **options)
 
 
-def record(trainer: Trainer, batches: Any = None) -> Recording:
+def record(trainer: Trainer, batches: Any, path: Path | None = None) -> Recording:
     """Runs the trainer's loop without computing or reporting, and restores the trainer afterwards.
 
     An evaluation loads its data, since that draws random numbers on which later batches may depend. batches: the data
-    loader [default: the trainer's].
+    loader. path: a file that is to hold what its `read` reads [default: none].
     """
     held: Any = trainer
-    batches = trainer.get_train_dataloader() if batches is None else batches
-    found, loader = Recording(), _Loader(batches, samples=samples(trainer))
+    found = Recording(loader=RecordedLoader(batches, samples=samples(trainer)))
 
     def note(_model: Any, _inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         found.items.append(num_items_in_batch)
@@ -156,16 +184,17 @@ def record(trainer: Trainer, batches: Any = None) -> Recording:
         same_draws(),
         _as_before(trainer),
         replaced(
-            trainer, training_step=note, callback_handler=silent, get_train_dataloader=lambda: loader,
+            trainer, training_step=note, callback_handler=silent, get_train_dataloader=lambda: found.loader,
             floating_point_ops=lambda _: 0, _evaluate=load, **nothing,
         ),
     ):  # fmt: skip
         loop(trainer)
         found.steps, found.planned = trainer.state.global_step, trainer.state.max_steps
     trainer.state, trainer.control = state, control
-    found.inputs = [batch for epoch in loader.epochs for batch in epoch][: len(found.items)]
-    loader.rewind()
-    found.loader = loader
+    found.inputs = [batch for epoch in found.loader.epochs for batch in epoch][: len(found.items)]
+    found.loader.again = zip(found.loader.epochs, found.loader._drawn, strict=True)
+    if path is not None:
+        found.loader.write(path)
     if not found.steps:
         raise ConfigurationError("expected a trainer with at least one step to do, got none; look at its dataset")
     return found

@@ -241,7 +241,7 @@ def check_rewards(trainer: Any, run: str | Path | None = None) -> int:
     Raises `VerificationError` that names the first step, entry and row that differ, `CannotCheck` if logs are missing.
     """
     opened = RunDirectory.open(Path(run or Path(str(trainer.args.output_dir), RUN)))
-    recording, args, state = record(trainer), trainer.args, copy.copy(trainer.state)
+    recording, args, state = record(trainer, trainer.get_train_dataloader()), trainer.args, copy.copy(trainer.state)
     is_exact = MODEL + SAMPLED in opened.program.state_spec()
     rollouts = Rollouts.of(trainer, recording, exact=is_exact)
     published = _Published(opened, rollouts, trainer)

@@ -3,8 +3,9 @@
 import json
 import logging
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from types import MethodType
 from typing import Any, Final
@@ -50,11 +51,8 @@ def drive(
     supply = None if rollouts is None else lambda *_: driven.late
     computed = run.iterate(key, keep=keep, supply=supply, exchange=processes.exchange)
     with closing(computed) as steps:  # whatever happens: it holds the folder's lock
-        driven = (
-            _Driven(processes, run, recording, steps)
-            if rollouts is None
-            else _Sampling(rollouts, processes, run, recording, steps)
-        )
+        kind: Callable[..., _Driven] = _Driven if rollouts is None else partial(_Sampling, rollouts)
+        driven = kind(processes, run, recording, steps)
         processes.align()
         with driven.in_place():
             found = loop(trainer, **options)
