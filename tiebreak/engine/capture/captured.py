@@ -6,7 +6,6 @@
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -112,14 +111,13 @@ def rehearsed(task: Task, device: torch.device | None = CPU) -> frozenset[str]:
     """Rehearses the task's step on a device, as `rehearse` does, and names the buffers that it assigns."""
     with torch.random.fork_rng(devices=[]):  # the two captures of a check begin in different states
         scheduled = task.schedule is not None or bool(getattr(task.optimizer, "schedulers", ()))
-        losses = [phase.loss for phase in task.phases]
-        run = partial(rehearse, task.model, losses, _telling(task), device, scheduled=scheduled)
+        given = task.model, [phase.loss for phase in task.phases], _telling(task), device
         if device == CPU and any(map(is_held, task.model.parameters())):
             restore = remembered(task.model)
             with suppress(Exception):  # code that cannot bear held weights, or a step that is refused below
-                return run(holds=True)
+                return rehearse(*given, scheduled=scheduled, holds=True)
             restore()
-        return run()
+        return rehearse(*given, scheduled=scheduled)
 
 
 def capture_in_place(task: Task, assigned: frozenset[str] | None = None) -> Captured:

@@ -99,8 +99,7 @@ def checked(
     layers.
     """
     if part is None:
-        rehearsing = partial(_captured_twice, task)
-        captured: Captured = _on_either(device, task.model, "the step is rehearsed", rehearsing)
+        captured: Captured = _on_either(device, task.model, "the step is rehearsed", partial(_captured_twice, task))
         steps, tested, layers = task, captured, list[str]()
     else:
         captured = _captured_hollow(task, require_memory)
@@ -119,8 +118,7 @@ def _on_either(device: torch.device, model: nn.Module, what: str, run: Callable[
     """Runs something on a device or, if anything fails, on the CPU. what: the beginning of a warning, which says so."""
     if device != CPU:
         try:
-            is_cuda = device.type == "cuda"
-            forked = torch.random.fork_rng([device], device_type="cuda") if is_cuda else nullcontext()
+            forked = torch.random.fork_rng([device], device_type="cuda") if device.type == "cuda" else nullcontext()
             with untouched(model), torch.enable_grad(), without_tf32(), forked:  # TF32 would pass for noise
                 return run(device)
         except Exception as error:
@@ -269,14 +267,17 @@ class EagerComparison:
         for ours in found:
             ours.state = {}
         for ours in found:
-            self._refuse_other_results(ours, python)  # (16)
+            python = self._refuse_other_results(ours, python)  # (16)
             ours.gradients = ours.before = {}
         if wrong is not None:
             raise ConfigurationError(wrong)
 
-    def _refuse_other_results(self, ours: StepOutcome, python: _Python) -> None:
-        """Compares a step with eager PyTorch, of whose runs one is held and the others are freed in turn."""
-        before = python.copy()
+    def _refuse_other_results(self, ours: StepOutcome, before: _Python) -> _Python:
+        """Compares a step with eager PyTorch, of whose runs one is held and the others are freed in turn.
+
+        before: puts back what the model's attributes held before the step; returned is the same for those after it.
+        """
+        python = before.copy()
         wide, narrow = (self.eager(ours, dtype, python=python) for dtype in (torch.float64, torch.float32))
         assert narrow is not None  # a run in FP32 raises what fails
         dtype, reference = (torch.float32, narrow) if wide is None else (torch.float64, wide)
@@ -307,9 +308,8 @@ class EagerComparison:
             if not self.layers:
                 raise ConfigurationError(self._departure(ours, found, dtype, before))
             self.layers = ()  # one may do something else when it runs again
-            python.clear()
-            python.update(before)
-            self._refuse_other_results(ours, python)
+            return self._refuse_other_results(ours, before)
+        return python
 
     def _departure(self, ours: StepOutcome, found: _Far, dtype: torch.dtype, before: _Python) -> str:
         """Describes what departs, where it does so first, and what the user can do."""
