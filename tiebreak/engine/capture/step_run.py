@@ -226,7 +226,7 @@ class StepRun:
 
     losses: of the step's phases, which run one after the other, here without the updates between them.
     device: where it runs; None for the CPU, without the numbers of the model's floats. holds: whether large frozen
-    weights are `HeldWeight`s, not copies.
+    weights are `HeldWeight`s, not copies, and gradients `InPlace`.
     """
 
     def __init__(
@@ -266,8 +266,8 @@ class StepRun:
         around = Errors() if self._device is None else nullcontext() if self._device == CPU else self._device
         replaced = {f"model.{name}": self.copies[name] for name in self.state}
         try:
-            stance = torch.compiler.set_stance("force_eager")
-            with stance, as_written(self.model), around, InPlace(), self.watch, exchanged(self.step, replaced):
+            stance, saving = torch.compiler.set_stance("force_eager"), InPlace() if self._holds else nullcontext()
+            with stance, as_written(self.model), around, saving, self.watch, exchanged(self.step, replaced):
                 self._run_phases()
         except ConfigurationError:
             raise
