@@ -133,6 +133,18 @@ def test_code_that_cannot_bear_held_weights_gets_copies(small: Any) -> None:
     assert small
 
 
+class Changing(nn.Linear):
+    """A layer that does something else when it runs again, in the backward pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (super().forward(x) * (1.0 if torch._C._current_graph_task_id() == -1 else 2.0)).tanh()
+
+
+def test_layers_that_do_something_else_when_they_run_again_run_once() -> None:
+    torch.manual_seed(0)
+    assert tasks.capture(task(nn.Sequential(*(Changing(4, 4) for _ in range(6)))), check="slice").check == "slice"
+
+
 def test_autocast_counts_in_fp32_runs_alone() -> None:
     with check.without_autocast(), torch.autocast("cpu", torch.bfloat16):
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32

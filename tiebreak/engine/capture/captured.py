@@ -4,16 +4,18 @@
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from tiebreak.engine.capture.examples import Examples, Rows, Windows
+from tiebreak.engine.capture.held import is_held
 from tiebreak.engine.capture.rehearsal import rehearse
 from tiebreak.engine.capture.state import MODEL, StateEntries, first_state
 from tiebreak.engine.capture.step import Constants, capture
-from tiebreak.engine.capture.step_run import CPU, same_tensors, untouched
+from tiebreak.engine.capture.step_run import CPU, remembered, same_tensors, untouched
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.capture.torch_updates import RecordedSteps, recorded, torch_update
 from tiebreak.engine.data import FactsCache, data_identities
@@ -109,8 +111,13 @@ def rehearsed(task: Task, device: torch.device | None = CPU) -> frozenset[str]:
     """Rehearses the task's step on a device, as `rehearse` does, and names the buffers that it assigns."""
     with torch.random.fork_rng(devices=[]):  # the two captures of a check begin in different states
         scheduled = task.schedule is not None or bool(getattr(task.optimizer, "schedulers", ()))
-        losses = [phase.loss for phase in task.phases]
-        return rehearse(task.model, losses, _telling(task), device, scheduled=scheduled)
+        given = task.model, [phase.loss for phase in task.phases], _telling(task), device
+        if device == CPU and any(map(is_held, task.model.parameters())):
+            restore = remembered(task.model)
+            with suppress(Exception):  # code that cannot bear held weights, or a step that is refused below
+                return rehearse(*given, scheduled=scheduled, holds=True)
+            restore()
+        return rehearse(*given, scheduled=scheduled)
 
 
 def capture_in_place(task: Task, assigned: frozenset[str] | None = None) -> Captured:

@@ -25,8 +25,8 @@ import random
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
@@ -39,6 +39,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from tiebreak.engine.capture import outcomes
 from tiebreak.engine.capture.captured import Captured, capture_in_place, rehearsed, with_state
@@ -98,14 +99,14 @@ def checked(
     layers.
     """
     if part is None:
-        rehearsing = partial(_captured_twice, task)
-        captured: Captured = _on_either(device, task.model, "the step is rehearsed", rehearsing)
-        steps, tested = task, captured
+        captured: Captured = _on_either(device, task.model, "the step is rehearsed", partial(_captured_twice, task))
+        steps, tested, layers = task, captured, list[str]()
     else:
         captured = _captured_hollow(task, require_memory)
         steps, tested = part.task, _of_slice(task, captured, part, device)
+        layers = [small for small, own in part.names.items() if part.layers.get(own)]
     # Until all is checked, the state is the model itself.
-    comparison = EagerComparison(steps, with_state(steps, tested, copy=False), run_step)
+    comparison = EagerComparison(steps, with_state(steps, tested, copy=False), run_step, layers=layers)
     if part is not None and rounds_to_bf16(tested.program):
         comparison.widest = torch.float32
     _on_either(device, steps.model, "the capture is checked", comparison.refuse_other_steps)
@@ -117,8 +118,7 @@ def _on_either(device: torch.device, model: nn.Module, what: str, run: Callable[
     """Runs something on a device or, if anything fails, on the CPU. what: the beginning of a warning, which says so."""
     if device != CPU:
         try:
-            is_cuda = device.type == "cuda"
-            forked = torch.random.fork_rng([device], device_type="cuda") if is_cuda else nullcontext()
+            forked = torch.random.fork_rng([device], device_type="cuda") if device.type == "cuda" else nullcontext()
             with untouched(model), torch.enable_grad(), without_tf32(), forked:  # TF32 would pass for noise
                 return run(device)
         except Exception as error:
@@ -148,16 +148,14 @@ def _captured_hollow(task: Task, require_memory: Callable[[], None]) -> Captured
     """Rehearses and captures a task without numbers, since its slice is rehearsed with them; if that fails, with."""
     with torch.enable_grad():
         try:
-            with untouched(task.model):
-                return _captured_twice(task, None)
+            return _captured_twice(task, None)
         except Exception as error:
             failed = error
         try:
             require_memory()
         except ConfigurationError as error:
             raise ConfigurationError(f"{error}. Without its numbers, the step fails: {failed}") from failed
-        with untouched(task.model):
-            return _captured_twice(task, CPU)
+        return _captured_twice(task, CPU)
 
 
 def free_leftovers(task: Task) -> None:
@@ -247,6 +245,8 @@ class EagerComparison:
     the logits of a large vocabulary, in FP64, take more memory than the model."""
     holds: bool = True
     """Whether eager PyTorch gets large frozen weights as `HeldWeight`, until a model's code cannot bear that."""
+    layers: Collection[str] = ()
+    """Modules that keep only what they are given for the backward pass, in which they run again."""
 
     def refuse_other_steps(self, device: torch.device) -> None:
         """Compares steps 1 and 2, and frees what is not needed any more: its memory bounds the size of a model."""
@@ -267,14 +267,17 @@ class EagerComparison:
         for ours in found:
             ours.state = {}
         for ours in found:
-            self._refuse_other_results(ours, python)  # (16)
+            python = self._refuse_other_results(ours, python)  # (16)
             ours.gradients = ours.before = {}
         if wrong is not None:
             raise ConfigurationError(wrong)
 
-    def _refuse_other_results(self, ours: StepOutcome, python: _Python) -> None:
-        """Compares a step with eager PyTorch, of whose runs one is held and the others are freed in turn."""
-        before = python.copy()
+    def _refuse_other_results(self, ours: StepOutcome, before: _Python) -> _Python:
+        """Compares a step with eager PyTorch, of whose runs one is held and the others are freed in turn.
+
+        before: puts back what the model's attributes held before the step; returned is the same for those after it.
+        """
+        python = before.copy()
         wide, narrow = (self.eager(ours, dtype, python=python) for dtype in (torch.float64, torch.float32))
         assert narrow is not None  # a run in FP32 raises what fails
         dtype, reference = (torch.float32, narrow) if wide is None else (torch.float64, wide)
@@ -302,7 +305,11 @@ class EagerComparison:
             found = departing({}, moved, COARSE if rounds_to_bf16(self.captured.program) else 1.0)
         if found:
             del wide, narrow, reference
-            raise ConfigurationError(self._departure(ours, found, dtype, before))
+            if not self.layers:
+                raise ConfigurationError(self._departure(ours, found, dtype, before))
+            self.layers = ()  # one may do something else when it runs again
+            return self._refuse_other_results(ours, before)
+        return python
 
     def _departure(self, ours: StepOutcome, found: _Far, dtype: torch.dtype, before: _Python) -> str:
         """Describes what departs, where it does so first, and what the user can do."""
@@ -435,7 +442,7 @@ class EagerComparison:
         step = LossModule(task.model, partial(_by_name, task))
         default = nullcontext() if device == CPU else device
         watching: Any = nullcontext([]) if outputs is None else _outputs(task.model, outputs)
-        with default, InPlace(), GivenDraws(ours.drawn) as draws, watching as collected:
+        with default, self._recomputed(ours), InPlace(), GivenDraws(ours.drawn) as draws, watching as collected:
             for batch in cast:
                 collected.clear()
                 with exchanged(step, own):
@@ -458,6 +465,15 @@ class EagerComparison:
         read_later = [name for name, _ in task.model.named_buffers() if name in ours.buffers]
         buffers = {name: own[MODEL + name] for name in (*read_later, *written)}
         return StepOutcome(torch.stack(losses).sum().detach(), gradients, buffers)
+
+    def _recomputed(self, ours: StepOutcome) -> ExitStack:
+        """A context in which `layers` run again in backward, but for those that would write to buffers twice."""
+        stack, written = ExitStack(), [n for n, t in ours.buffers.items() if t is not ours.before[MODEL + n]]
+        for path in self.layers if self.holds else ():
+            if not any(name.startswith(f"{path}.") for name in written):
+                layer = self.task.model.get_submodule(path)
+                stack.enter_context(replaced(layer, forward=partial(checkpoint, layer.forward, use_reentrant=False)))
+        return stack
 
     def _first_module(self, ours: StepOutcome, dtype: torch.dtype) -> str:
         """Captures the task again with every module's output as state, and says which is the first that departs."""

@@ -19,6 +19,7 @@ LARGE: Final = 1 << 20
 PANEL: Final = 1 << 24
 """The number of elements that a product converts at a time."""
 _ATEN: Final = torch.ops.aten
+_OF_LOGARITHMS: Final = (_ATEN.nll_loss_backward.default, _ATEN.nll_loss2d_backward.default)
 _VIEWS: Final = frozenset({
     _ATEN.alias.default, _ATEN.detach.default, _ATEN.expand.default, _ATEN.permute.default, _ATEN.select.int,
     _ATEN.slice.Tensor, _ATEN.t.default, _ATEN.transpose.int, _ATEN.unsqueeze.default, _ATEN.view.default,
@@ -57,7 +58,7 @@ class HeldWeight(Tensor):
             return func(first.held, *tree_map_only(cls, _wide, args[1:]), **kwargs).to(first.dtype)
         if func in (_ATEN.mm.default, _ATEN.addmm.default) and isinstance(args[-1], cls):
             *bias, left = tree_map_only(cls, _wide, args[:-1])
-            if left.dtype == args[-1].dtype and not kwargs:
+            if left.dtype == args[-1].dtype != args[-1].held.dtype and not kwargs:
                 product = _product(left, args[-1])
                 return product.add_(bias[0]) if bias else product
         writes = func._schema.is_mutable and (isinstance(first, cls) or cls in map(type, kwargs.values()))
@@ -80,7 +81,7 @@ class InPlace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _ATEN._log_softmax_backward_data.default and self._made and args[0] is self._made():
             return _ATEN._log_softmax_backward_data.out(*args, **(kwargs or {}), out=args[0])
         found = func(*args, **(kwargs or {}))
-        if func is _ATEN.nll_loss_backward.default and found.numel() >= LARGE and not torch.is_grad_enabled():
+        if func in _OF_LOGARITHMS and found.numel() >= LARGE and not torch.is_grad_enabled():
             self._made = weakref.ref(found)
         return found
 

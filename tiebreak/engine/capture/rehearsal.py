@@ -77,14 +77,14 @@ _OTHER_RATES: Final = (
 
 def rehearse(
     model: nn.Module, losses: Losses, batch: Sequence[Tensor], device: torch.device | None = CPU, *,
-    scheduled: bool = False,
+    scheduled: bool = False, holds: bool = False,
 ) -> frozenset[str]:  # fmt: skip
     """Makes checks 1 to 12, and returns the names of the buffers that a step assigns, and of a weight that it writes.
 
-    losses, device: as in `StepRun`. scheduled: whether the settings of optimizers change from step to step. Raises
-    `ConfigurationError`, with the place, if the step fails or does what a program cannot.
+    losses, device, holds: as in `StepRun`. scheduled: whether the settings of optimizers change from step to step.
+    Raises `ConfigurationError`, with the place, if the step fails or does what a program cannot.
     """
-    run = StepRun(model, losses, batch, device)
+    run = StepRun(model, losses, batch, device, holds=holds)
 
     # The first run, watched.
     run.watch = watch = EffectWatch(run)

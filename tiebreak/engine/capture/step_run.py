@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tiebreak.engine.capture.draws import random_state
+from tiebreak.engine.capture.held import HeldWeight, InPlace, is_held
 from tiebreak.engine.capture.reach import put_back, settings
 from tiebreak.engine.capture.user_code import refusal, user_line
 from tiebreak.protocol.errors import ConfigurationError
@@ -224,12 +225,14 @@ class StepRun:
     """A step, forward and backward. Each call runs it once, on new copies.
 
     losses: of the step's phases, which run one after the other, here without the updates between them.
-    device: where it runs; None for the CPU, without the numbers of the model's floats.
+    device: where it runs; None for the CPU, without the numbers of the model's floats. holds: whether large frozen
+    weights are `HeldWeight`s, not copies, and gradients `InPlace`.
     """
 
     def __init__(
-        self, model: nn.Module, losses: Losses, batch: Sequence[Tensor], device: torch.device | None = CPU
-    ) -> None:
+        self, model: nn.Module, losses: Losses, batch: Sequence[Tensor], device: torch.device | None = CPU, *,
+        holds: bool = False,
+    ) -> None:  # fmt: skip
         self.model, self.step, self._losses = model, LossModule(model, losses[0]), losses
         self.state = dict([*model.named_parameters(), *model.named_buffers()])
         self.given = {**self.state, **{f"batch tensor {i}": tensor for i, tensor in enumerate(batch)}}
@@ -243,7 +246,7 @@ class StepRun:
         self.beginning: Callable[[str, Tensor], Tensor] = lambda _, tensor: tensor
         """The tensor that a run begins with in the place of one of the state's."""
         self.watch: Any = nullcontext()
-        self._device = device
+        self._device, self._holds = device, holds
 
     def __call__(self) -> None:
         """Raises `ConfigurationError`, with the place, if the step fails."""
@@ -251,7 +254,8 @@ class StepRun:
         copied = partial(Tensor.to, device=self._device, copy=True)
         hollow = Hollow(allow_non_fake_inputs=True).copy if self._device is None else copied
         for name, tensor in self.given.items():
-            copy = hollow(self.beginning(name, tensor.detach())) if name in self.state else copied(tensor.detach())
+            make = partial(HeldWeight, dtype=tensor.dtype) if self._holds and is_held(tensor) else hollow
+            copy = make(self.beginning(name, tensor.detach())) if name in self.state else copied(tensor.detach())
             self.copies[name] = copy.requires_grad_(tensor.requires_grad)
         # For the checks: what the copies have now, and where they are.
         self.attributes = {name: vars(tensor) | vars(self.given[name]) for name, tensor in self.copies.items()}
@@ -262,13 +266,8 @@ class StepRun:
         around = Errors() if self._device is None else nullcontext() if self._device == CPU else self._device
         replaced = {f"model.{name}": self.copies[name] for name in self.state}
         try:
-            with (
-                torch.compiler.set_stance("force_eager"),
-                as_written(self.model),
-                around,
-                self.watch,
-                exchanged(self.step, replaced),
-            ):
+            stance, saving = torch.compiler.set_stance("force_eager"), InPlace() if self._holds else nullcontext()
+            with stance, as_written(self.model), around, saving, self.watch, exchanged(self.step, replaced):
                 self._run_phases()
         except ConfigurationError:
             raise

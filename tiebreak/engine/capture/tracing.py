@@ -358,8 +358,7 @@ def _traced(
         torch._inductor.config.patch(fallback_random=True),  # else the trace loses draws that nothing reads
     ):
         graph, metadata, _, _ = _aot_export_function(
-            step, (*held, *batch), decompositions=decompositions(), num_params_buffers=len(held),
-            trace_joint=learns,
+            step, (*held, *batch), decompositions=decompositions(), num_params_buffers=len(held), trace_joint=learns,
             no_tangents=learns,  # the only output is the loss, whose gradient is 1
         )  # fmt: skip
     assert isinstance(graph, fx.GraphModule)  # the joint trace makes a GraphModule
