@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -97,7 +97,7 @@ class RecordedLoader:
                 epochs, self._drawn, self._states = literal_eval(file.get_tensor("").numpy().tobytes().decode())
                 numbers = count()
                 self.epochs = tree_map_only(bytes, lambda _: file.get_tensor(str(next(numbers))), epochs)
-        except (OSError, SyntaxError, ValueError) as error:
+        except (OSError, SafetensorError, SyntaxError, ValueError) as error:
             raise ConfigurationError(f"{path}: expected batches of tensors, numbers and words: {error}") from error
         self.again = zip(self.epochs, self._drawn, strict=True)
 

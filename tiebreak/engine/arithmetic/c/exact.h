@@ -276,10 +276,17 @@ static int on_grid(const terms *t, const element *e, int64_t k) {
     return lowest > peak + k;
 }
 
+/* The least k > 0 with count <= 2^k. */
+static int64_t logarithm(int64_t count) {
+    int64_t k = 1;
+    while ((int64_t)1 << k < count) k++;
+    return k;
+}
+
 /* Settles sums on a grid, which many ties are: c is exact. Moves the others to the front: how many. */
 static int64_t settle_on_grid(const terms *t, element *open, int64_t count, progress *shared) {
-    int64_t left = 0, k = 1;
-    while ((int64_t)1 << k < t->runs * t->run) k++;
+    const int64_t k = logarithm(t->runs * t->run);
+    int64_t left = 0;
     for (int64_t j = 0; j < count; j++) {
         if (!isfinite(open[j].e) || !on_grid(t, open + j, k)) open[left++] = open[j];
         else *open[j].to = round_to(open[j].c, (int)shared->precision) + 0.0f;

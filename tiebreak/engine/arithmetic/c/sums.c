@@ -697,8 +697,8 @@ static int64_t test_block(const contraction *t, const block *at, int64_t row, in
 static int seems_exact(const contraction *t, const block *at, int64_t row, int precision) {
     const float *a = t->a + t->a_batch[at->batch], *b = t->b + t->b_batch[at->batch];
     const terms from = {t->a_k, t->b_k, t->k, 1};
-    int64_t looked = 0, found = 0, k = 1;
-    while ((int64_t)1 << k < t->k) k++;
+    const int64_t k = logarithm(t->k);
+    int64_t looked = 0, found = 0;
     for (int64_t i = 0; i < at->m && looked < TRIED; i++) {
         if (!held.opens[i]) continue;
         const double left = sqrt(held.squares_a[i]) * t->coefficient;
