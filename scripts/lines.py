@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-BUDGETS: Final = {"core": 48_473, "lab": 8_980, "benchmarks": 3_765, "tests": 61_060, "page": 2_050}
+BUDGETS: Final = {"core": 48_480, "lab": 8_980, "benchmarks": 3_765, "tests": 61_100, "page": 2_050}
 AREAS: Final = {
     "tiebreak/lab/": "lab",
     "tiebreak/": "core",
@@ -27,7 +27,7 @@ AREAS: Final = {
 }
 """Beginning of a path -> its area; the first that fits counts."""
 PLANNED: Final = {
-    "reinforcement learning": 107,
+    "reinforcement learning": 100,
 }
 """The lines of code that may still be added to the core, by what they are for."""
 SILENT: Final = frozenset(

@@ -491,3 +491,43 @@ def test_memory_of_the_check_per_parameter_is_bounded_and_counted_before(kind: s
     taken, counted = map(float, done.stdout.split())
     assert taken < most
     assert 0.8 < counted < 1.3
+
+
+LONG = """
+import sys, torch
+import torch.nn.functional as F
+from torch import nn
+from benchmarks.memory import Path, _status
+from tests.engine.test_eager import checked, task
+from tiebreak import AdamW
+from tiebreak.engine.native import release
+
+def made(width, words, layers, tokens):
+    parts = nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(layers)))
+    frozen = nn.ModuleList([nn.Embedding(words, width), parts, nn.Linear(width, words, bias=False)])
+    frozen.requires_grad_(False).bfloat16()
+
+    def loss(model, x):
+        (embedding, parts, head), adapter = model
+        h = embedding(x).float()
+        return F.cross_entropy(head(parts((h + adapter(h)).to(head.weight.dtype))).float()[0], x[0])
+
+    data = {"x": torch.arange(2 * tokens).reshape(2, tokens) % words}
+    return task(nn.ModuleList([frozen, nn.Linear(width, width)]), loss, data=data, batch=1, optimizer=AdamW(lr=1e-3))
+
+checked(made(8, 64, 6, 4), check="slice")
+large = made(512, 65_536, 20, 512)
+release()
+before = _status("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")
+checked(large, check="slice")
+print((_status("VmHWM") - before) / (512 * 65_536 * 4))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="counts kilobytes, which other systems do not")
+def test_capture_of_a_frozen_model_takes_its_logits_three_times_beside_it() -> None:
+    """Logits and their gradients, whatever lies frozen: embedding and head are as large as these."""
+    done = subprocess.run([sys.executable, "-c", LONG], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert float(done.stdout) < 3

@@ -298,6 +298,7 @@ def test_pages_follow_a_run_from_offer_to_verdict_without_a_reload(chromium: Bro
         without.goto(f"{tour.page}/")
         assert "Trainer convicted" in without.inner_text(".jobs")
         plain.close()
+        until(lambda: bool(tour.ending.status), seconds=60)  # the client may read the hub later than the page does
     assert tour.ending.status == "slashed", tour.story
     assert re.fullmatch(
         r"after the command: page [0-9.]+ s, accepted .*, challenged .*, slashed [0-9.]+ s", tour.story[-1]

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_map_only
 
+from tiebreak.engine.native import release
+
 LARGE: Final = 1 << 20
 """The fewest elements of a weight that is held so."""
 PANEL: Final = 1 << 24
@@ -92,6 +94,8 @@ def _wide(weight: HeldWeight) -> Tensor:
 
 def _product(left_TK: Tensor, weight_KN: HeldWeight) -> Tensor:
     """left @ weight; some columns of the weight are converted at a time."""
+    if len(left_TK) * weight_KN.shape[1] >= PANEL:
+        release()  # what the layers before have used: a result as large as logits makes the peak
     found_TN, step = left_TK.new_empty(len(left_TK), weight_KN.shape[1]), max(1, PANEL // len(weight_KN))
     for into, panel in zip(*(torch.split(t, step, 1) for t in (found_TN, weight_KN.held)), strict=True):
         into.copy_(left_TK @ panel.to(weight_KN.dtype))

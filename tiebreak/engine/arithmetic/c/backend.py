@@ -26,6 +26,7 @@ from tiebreak.engine.arithmetic.plan.chains import PreparedChain, PreparedSeries
 from tiebreak.engine.arithmetic.plan.options import Operands, Options, Prepared, Stats
 from tiebreak.engine.arithmetic.plan.sums import Partial, plan_scatter, plan_tables
 from tiebreak.engine.dtypes import FLOATS, TORCH_DTYPES
+from tiebreak.engine.native import release
 from tiebreak.protocol.program.isa import TRANSCENDENTALS, Instruction, Opcode, ReduceFunction
 
 FEW_TERMS: Final = 16
@@ -169,6 +170,8 @@ class Buffers:
         self._most = max(self._most, lent)
         while sum(size * len(idle) for size, idle in self._idle.items()) > max(IDLE, self._most - lent):
             min(filter(None, self._idle.values()), key=lambda idle: idle[0][0]).popleft()
+        if size >= IDLE:
+            release()  # smaller blocks, which malloc keeps
         return np.empty(size, dtype=np.uint8)
 
     def end_step(self) -> None:
