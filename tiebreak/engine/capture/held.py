@@ -95,7 +95,7 @@ def _wide(weight: HeldWeight) -> Tensor:
 def _product(left_TK: Tensor, weight_KN: HeldWeight) -> Tensor:
     """left @ weight; some columns of the weight are converted at a time."""
     if len(left_TK) * weight_KN.shape[1] >= PANEL:
-        release()  # what the layers before have used: a result as large as logits makes the peak
+        release()  # malloc keeps what the layers have freed, and memory peaks at a result as large as logits
     found_TN, step = left_TK.new_empty(len(left_TK), weight_KN.shape[1]), max(1, PANEL // len(weight_KN))
     for into, panel in zip(*(torch.split(t, step, 1) for t in (found_TN, weight_KN.held)), strict=True):
         into.copy_(left_TK @ panel.to(weight_KN.dtype))

@@ -171,7 +171,7 @@ class Buffers:
         while sum(size * len(idle) for size, idle in self._idle.items()) > max(IDLE, self._most - lent):
             min(filter(None, self._idle.values()), key=lambda idle: idle[0][0]).popleft()
         if size >= IDLE:
-            release()  # smaller blocks, which malloc keeps
+            release()  # malloc keeps smaller blocks after they are freed
         return np.empty(size, dtype=np.uint8)
 
     def end_step(self) -> None:
